@@ -1,0 +1,230 @@
+"""The one tree of errors. Every error says what happened and what to do about it.
+
+    SwarmError
+    ├── UsageError              the call itself is wrong                        exit 2
+    ├── ConfigurationError      this machine cannot do what was asked           exit 78
+    │   ├── PortInUse
+    │   ├── DoesNotFit
+    │   └── ClockSkew
+    ├── ModelError              a model's files
+    │   ├── UnknownModel
+    │   ├── BrokenModel         missing, truncated, or not what the config says
+    │   ├── UnsupportedModel
+    │   ├── ManifestMismatch    the same name, other weights
+    │   └── DownloadFailed
+    ├── NetworkError            retryable
+    │   ├── JoinFailed                                                          exit 69
+    │   ├── PeerUnreachable
+    │   └── ChannelClosed       the other end is gone
+    ├── ProtocolError           the other end broke the protocol
+    │   ├── FrameTooLarge
+    │   ├── MalformedMessage
+    │   ├── InvalidRecord
+    │   └── WireVersionMismatch
+    ├── RequestError            one request cannot be served as asked
+    │   ├── EmptyPrompt
+    │   └── ContextOverflow
+    ├── SessionRefused          a peer refused or ended a session; carries its code
+    ├── HopLost                 retryable; caught in one place, client/recovery
+    └── NoRoute                 no live peer for some blocks                    exit 69
+
+`code` is stable and for machines; `str(error)` is for people. A `retryable` error may go away by
+itself. Nothing in the project raises a bare `Exception`, and data from outside never meets an
+`assert`.
+"""
+
+from typing import ClassVar
+
+
+class SwarmError(Exception):
+    """Base of all errors. `what` happened, and how to `fix` it, each one sentence."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        self.what = what.rstrip(".")
+        self.fix = fix
+        super().__init__(f"{self.what}. {fix}".strip())
+
+
+class UsageError(SwarmError):
+    """An argument or option is wrong."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class ConfigurationError(SwarmError):
+    """This machine or its configuration cannot do what was asked."""
+
+    code = "configuration"
+    exit_code = 78
+
+
+class PortInUse(ConfigurationError):
+    """Another program listens on the address."""
+
+    code = "port_in_use"
+
+
+class DoesNotFit(ConfigurationError):
+    """The span needs more memory than the peer may use."""
+
+    code = "does_not_fit"
+
+
+class ClockSkew(ConfigurationError):
+    """This machine's clock and the swarm's differ by more than the limit."""
+
+    code = "clock_skew"
+
+
+class ModelError(SwarmError):
+    """Something is wrong with a model's files."""
+
+    code = "model"
+
+
+class UnknownModel(ModelError):
+    """No model of that name is cached and no directory of that name exists."""
+
+    code = "unknown_model"
+
+
+class BrokenModel(ModelError):
+    """A file of the model is missing, truncated, or not what its config says."""
+
+    code = "broken_model"
+
+
+class UnsupportedModel(ModelError):
+    """The architecture, or an option of it, is not one this version can run."""
+
+    code = "unsupported_model"
+
+
+class ManifestMismatch(ModelError):
+    """A tensor, or a whole model, is not the one that the manifest names."""
+
+    code = "manifest_mismatch"
+
+
+class DownloadFailed(ModelError):
+    """A download failed or arrived with the wrong checksum; nothing half-written is kept."""
+
+    code = "download_failed"
+
+
+class NetworkError(SwarmError):
+    """The network, or somebody on it, did not answer."""
+
+    code = "network"
+    retryable = True
+
+
+class JoinFailed(NetworkError):
+    """No address given with --join answered."""
+
+    code = "join_failed"
+    exit_code = 69
+
+
+class PeerUnreachable(NetworkError):
+    """No stream to the peer could be opened."""
+
+    code = "peer_unreachable"
+
+
+class ChannelClosed(NetworkError):
+    """The other end closed the stream, or died."""
+
+    code = "channel_closed"
+
+
+class ProtocolError(SwarmError):
+    """The other end sent what the protocol does not allow."""
+
+    code = "protocol"
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame announces more bytes than the limit; it was refused before it was read."""
+
+    code = "frame_too_large"
+
+
+class MalformedMessage(ProtocolError):
+    """Bytes that are not a message, or a message whose fields do not fit together."""
+
+    code = "malformed_message"
+
+
+class InvalidRecord(ProtocolError):
+    """A directory record with a wrong signature, owner, key or life."""
+
+    code = "invalid_record"
+
+
+class WireVersionMismatch(ProtocolError):
+    """The two ends speak different versions of the wire protocol."""
+
+    code = "wire_version"
+
+
+class RequestError(SwarmError):
+    """The request cannot be served as it is."""
+
+    code = "bad_request"
+    exit_code = 2
+
+
+class EmptyPrompt(RequestError):
+    """There is nothing to continue: the prompt has no tokens."""
+
+    code = "empty_prompt"
+
+
+class ContextOverflow(RequestError):
+    """Prompt and reply do not fit in the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class SessionRefused(SwarmError):
+    """A peer refused or ended a session. `fault_code` is the peer's own code for it.
+
+    `field` names the part of the message at fault, `expected_position` is set when the peer
+    stands at another position.
+    """
+
+    code = "session_refused"
+
+    def __init__(
+        self, fault_code: str, text: str, field: str = "", expected_position: int | None = None
+    ) -> None:
+        self.fault_code = fault_code
+        self.field = field
+        self.expected_position = expected_position
+        super().__init__(text)
+
+
+class HopLost(SwarmError):
+    """A hop of the chain no longer answers; its span is to be covered by others."""
+
+    code = "hop_lost"
+    retryable = True
+
+    def __init__(self, peer: str, reason: str) -> None:
+        self.peer = peer
+        self.reason = reason
+        super().__init__(f"Peer {peer} was lost: {reason}")
+
+
+class NoRoute(SwarmError):
+    """Some blocks of the model are on no live peer."""
+
+    code = "no_route"
+    exit_code = 69
+    retryable = True

@@ -1,0 +1,47 @@
+"""How the rest of the program sees the network: channels to peers, and a store of signed values.
+
+`Network` is the seam. `network/libp2p` is the real one, `network/memory` the one that ships for
+tests; both are held to the same contract by the same tests.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from swarm.network.channel import Channel
+from swarm.values import PeerId
+
+Handler = Callable[[Channel], Awaitable[None]]
+
+
+class Network(Protocol):
+    """One node's view of the network. Closing it ends every channel it opened or serves."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who this node is: the public key of its identity."""
+        ...
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddresses others can join through, each ending in /p2p/<peer id>."""
+        ...
+
+    async def open_channel(self, peer: PeerId, protocol: str, timeout_s: float) -> Channel:
+        """Open a stream to a peer. Raises `PeerUnreachable` at the latest after `timeout_s`."""
+        ...
+
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        """Answer streams of this protocol, each in a task of its own, until the node closes."""
+        ...
+
+    async def store(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+        """Put a sealed record into the DHT. False when the nodes that answered refused it."""
+        ...
+
+    async def fetch(self, key: str) -> dict[str, bytes]:
+        """All live values under a key, by subkey; empty when there are none."""
+        ...
+
+    async def close(self) -> None:
+        """Leave. Safe to call twice."""
+        ...
