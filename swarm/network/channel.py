@@ -37,13 +37,14 @@ class Envelope(NamedTuple):
 
 
 class Channel:
-    """One stream to `peer`. Not for two readers, or two writers, at once."""
+    """One stream to `peer`. Several tasks may send; one may receive."""
 
     def __init__(self, peer: PeerId, reader: Reader, writer: Writer) -> None:
         self.peer = peer
         self._reader = reader
         self._writer = writer
         self._closed = False
+        self._sending = asyncio.Lock()
 
     async def send(self, message: Message, body: bytes | memoryview = b"") -> None:
         """Send one frame, waiting while the other end is slow. Raises `ChannelClosed`."""
@@ -52,8 +53,9 @@ class Channel:
         if self._closed:
             raise ChannelClosed(f"The channel to peer {self.peer} is closed")
         try:
-            self._writer.write(b"".join((prefix, header, body)))
-            await self._writer.drain()
+            async with self._sending:
+                self._writer.write(b"".join((prefix, header, body)))
+                await self._writer.drain()
         except _STREAM_ERRORS as error:
             raise ChannelClosed(f"Peer {self.peer} closed the stream") from error
 

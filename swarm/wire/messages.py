@@ -34,6 +34,7 @@ class Open(Message, tag="open", frozen=True, kw_only=True):
     quantization: str
     codec: str  # of the hidden states in both directions
     max_tokens: int  # KV tokens asked for
+    lease_s: float  # silence that the client tolerates while a step is out
     role: Role = "active"
     trace: str = ""
 
@@ -43,19 +44,23 @@ class Opened(Message, tag="opened", frozen=True, kw_only=True):
 
     position: int
     max_tokens: int
-    lease_s: float  # the peer beats at least three times within it while a step is out
+    lease_s: float  # the peer beats four times within it while a step is out
 
 
 class Step(Message, tag="step", frozen=True, kw_only=True):
-    """Sender to peer: push `tokens` rows through the span. Body: [tokens, hidden]."""
+    """Sender to peer: push `tokens` rows through the span. Body: [tokens, hidden].
 
-    id: int
+    Only the last `reply_tokens` rows of the result are sent back: a replay needs none of them.
+    """
+
+    id: int  # grows with every step of a session
     position: int
     tokens: int
+    reply_tokens: int
 
 
 class Output(Message, tag="output", frozen=True, kw_only=True):
-    """Peer to sender: the step's result. Body: [tokens, hidden]."""
+    """Peer to sender: the step's result, its last `tokens` rows. Body: [tokens, hidden]."""
 
     id: int
     position: int

@@ -5,6 +5,8 @@ key *is* the peer id inside, so nobody can speak for another. `Snapshot` is all 
 model at one instant, and what the router, placement and the status page reason about.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -78,6 +80,7 @@ class SignedRecord(msgspec.Struct, frozen=True, array_like=True):
     signature: bytes
 
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _SIGNING_DOMAIN = b"swarm record 1\x00"
 _encoder = msgspec.msgpack.Encoder()
 _record_decoder = msgspec.msgpack.Decoder(AnyRecord)
@@ -93,8 +96,11 @@ def seal(record: Record, sign: Sign) -> bytes:
     return _encoder.encode(SignedRecord(payload, sign(_SIGNING_DOMAIN + payload)))
 
 
-def unseal(sealed: bytes, verify: Verify, now: float) -> AnyRecord:
-    """Read signed bytes; raises `InvalidRecord` unless signed by its peer, alive and sensible."""
+def unseal(sealed: bytes, verify: Verify, now: float, grace_s: float = 0.0) -> AnyRecord:
+    """Read signed bytes; raises `InvalidRecord` unless signed by its peer, alive and sensible.
+
+    `grace_s` is how much more than usual the clocks may differ; for nodes that keep others' records.
+    """
     try:
         envelope = _envelope_decoder.decode(sealed)
         record = _record_decoder.decode(envelope.payload)
@@ -102,28 +108,32 @@ def unseal(sealed: bytes, verify: Verify, now: float) -> AnyRecord:
         raise InvalidRecord(f"Not a record: {error}") from error
     if not verify(PeerId(record.peer), _SIGNING_DOMAIN + envelope.payload, envelope.signature):
         raise InvalidRecord(f"The record of peer {record.peer[:64]} is not signed by it")
-    _check_life(record, now)
+    _check_life(record, now, grace_s)
     _check_fields(record)
     return record
 
 
-def _check_life(record: Record, now: float) -> None:
-    if record.expires_at <= now:
+def _check_life(record: Record, now: float, grace_s: float) -> None:
+    # Written as "not <=" so that NaN is refused.
+    if not now < record.expires_at + grace_s:
         raise InvalidRecord("The record has expired")
-    if record.issued_at > now + MAX_CLOCK_SKEW_S:
+    if not record.issued_at <= now + MAX_CLOCK_SKEW_S + grace_s:
         raise InvalidRecord("The record is issued in the future; is that machine's clock right?")
-    if record.expires_at - record.issued_at > MAX_LIFE_S:
+    if not record.expires_at - record.issued_at <= MAX_LIFE_S:
         raise InvalidRecord(f"The record claims a life of more than {MAX_LIFE_S:.0f} s")
 
 
 def _check_fields(record: AnyRecord) -> None:
-    if len(record.model) != 64:
+    if not _DIGEST.fullmatch(record.model):
         raise InvalidRecord("The model digest is not 64 hex digits")
     if isinstance(record, PeerRecord):
         if not 0 <= record.start < record.end <= 10_000:
             raise InvalidRecord(f"{record.start}:{record.end} is not a span of blocks")
         if len(record.public_name) > MAX_NAME_CHARS or len(record.rtt_ms) > 16:
             raise InvalidRecord("A field of the record is too long")
+        numbers = (record.decode_tokens_per_s, record.prefill_tokens_per_s, *record.rtt_ms.values())
+        if not all(0 <= number < math.inf for number in numbers):
+            raise InvalidRecord("A measured number of the record is out of range")
     elif not (0 < record.num_blocks <= 10_000 and 0 < len(record.name) <= 200):
         raise InvalidRecord("A field of the model record is out of range")
 

@@ -1,0 +1,118 @@
+"""The options of every command that asks a swarm: where to join, how to sample, when to give up."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from swarm.cli.output import note
+from swarm.cli.params import DURATION
+from swarm.errors import SwarmError
+
+if TYPE_CHECKING:
+    from swarm.client.client import Client
+    from swarm.model.sampling import Sampling
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")
+_CLIENT = ("join", "patience", "lease", "dtype", "recovery", "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFlags:
+    """How to reach a swarm and behave towards it."""
+
+    join: tuple[str, ...]
+    patience: float
+    lease: float
+    dtype: str | None
+    recovery: str
+    threads: int
+
+    async def open(self, model: str) -> "Client":
+        """Load the ends of the model and join."""
+        import torch
+
+        from swarm.client.client import Client, ClientOptions
+
+        torch.set_num_threads(self.threads)
+        options = ClientOptions(
+            patience_s=self.patience,
+            lease_s=self.lease,
+            dtype=self.dtype,
+            recovery="exact" if self.recovery == "exact" else "fast",
+            on_wait=_Waiting(),
+        )
+        return await Client.open(model, join=self.join, options=options)
+
+
+class _Waiting:
+    """Tells what is waited for, once for each reason."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def __call__(self, error: SwarmError) -> None:
+        if error.what != self._told:
+            self._told = error.what
+            note(f"Waiting: {error.what}.")
+
+
+def client_options(function: Command) -> Command:
+    """Adds the options; the command is given them as `client: ClientFlags`."""
+    options = (
+        click.option("--join", multiple=True, required=True, metavar="ADDRESS", help="A node of the swarm."),
+        click.option("--patience", type=DURATION, default="30s", help="How long to wait for missing blocks."),
+        click.option("--lease", type=DURATION, default="2s", help="Silence after which a peer counts as lost."),
+        click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Only peers that compute in it."),
+        click.option(
+            "--recovery",
+            type=click.Choice(["fast", "exact"]),
+            default="fast",
+            help="Rebuild a lost peer's state in large chunks, or step by step as it was.",
+        ),
+        click.option("--threads", type=click.IntRange(1, 1024), default=1, help="Threads for the model's ends."),
+    )
+    return _gather(function, "client", _CLIENT, ClientFlags, options)
+
+
+def sampling_options(function: Command) -> Command:
+    """Adds the options; the command is given those that were set as `sampling: SamplingFlags`."""
+    options = (
+        click.option("--temperature", type=float, help="0 always takes the likeliest token."),
+        click.option("--top-p", type=float, help="Only the likeliest tokens with this probability together."),
+        click.option("--top-k", type=int, help="Only so many of the likeliest tokens; 0 for all."),
+        click.option("--min-p", type=float, help="Only tokens so likely relative to the likeliest."),
+        click.option("--seed", type=int, help="The same seed gives the same reply."),
+        click.option("--repetition-penalty", type=float, help="Above 1 discourages what was said already."),
+    )
+    return _gather(function, "sampling", _SAMPLING, SamplingFlags, options)
+
+
+class SamplingFlags:
+    """The sampling options that were set; the model's own defaults hold for the rest."""
+
+    def __init__(self, **flags: Any) -> None:
+        self._set = {name: value for name, value in flags.items() if value is not None}
+
+    def over(self, defaults: "Sampling") -> "Sampling":
+        """The defaults with what was set."""
+        from dataclasses import replace
+
+        return replace(defaults, **self._set)
+
+
+def _gather(
+    function: Command, name: str, fields: tuple[str, ...], make: Callable[..., Any], options: tuple[Any, ...]
+) -> Command:
+    def wrapped(**arguments: Any) -> Any:
+        arguments[name] = make(**{field: arguments.pop(field) for field in fields})
+        return function(**arguments)
+
+    wrapped.__doc__ = function.__doc__
+    wrapped.__click_params__ = list(getattr(function, "__click_params__", []))  # type: ignore[attr-defined]
+    for option in reversed(options):
+        option(wrapped)
+    return wrapped  # type: ignore[return-value]

@@ -1,0 +1,178 @@
+"""`swarm model`: fetch, import, check and describe models.
+
+Torch and the model floor are imported when a command runs. Results go to stdout, progress to stderr.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarm.cli.output import print_json, print_result, progress
+from swarm.config import store_root
+from swarm.values import Span, format_size
+
+if TYPE_CHECKING:
+    from swarm.model.config import ModelConfig
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_model_argument = click.argument("model")
+_DTYPES = ("fp32", "bf16", "fp16")
+
+
+@click.group("model")
+def command() -> None:
+    """Fetch, check and describe models.
+
+    MODEL is the name of a cached model, or a directory in the format of Hugging Face transformers.
+    """
+
+
+@command.command("pull")
+@click.argument("name")
+@_json_option
+def pull(name: str, as_json: bool) -> None:
+    """Fetch a model, unless it is there.
+
+    NAME is smollm2-135m, or ORG/NAME[@REVISION] for a model of the Hugging Face hub, for which HF_HOME,
+    HF_TOKEN and HF_HUB_OFFLINE are honoured. A download that was cut off goes on where it was.
+    """
+    from swarm.model import store
+
+    with progress(unit_is_bytes=True) as on_progress:
+        directory = store.pull(name, store_root(), on_progress)
+    _print_stored(name, directory, as_json)
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Name of the model in the store.  [default: name of the file]")
+@click.option("--dtype", type=click.Choice(_DTYPES), default="bf16", help="Number format of the weights.")
+@_json_option
+def import_(file: Path, name: str | None, dtype: str, as_json: bool) -> None:
+    """Make a model of a GGUF file."""
+    from swarm.model import store
+    from swarm.model.dtypes import parse_dtype
+
+    name = name or file.stem
+    with progress(unit_is_bytes=True) as on_progress:
+        directory = store.import_gguf(
+            file, store_root(), name, dtype=parse_dtype(dtype), on_progress=on_progress
+        )
+    _print_stored(name, directory, as_json)
+
+
+@command.command("manifest")
+@_model_argument
+@_json_option
+def manifest(model: str, as_json: bool) -> None:
+    """Print a model's digest, which is its identity; with --json the whole manifest.
+
+    The manifest is made if there is none.
+    """
+    from swarm.model import store
+
+    directory = store.resolve(model, store_root())
+    with progress(unit_is_bytes=True) as on_progress:
+        found = store.ensure_manifest(directory, store_root(), on_progress)
+    print_result(found.to_json().rstrip() if as_json else found.digest)
+
+
+@command.command("verify")
+@_model_argument
+@_json_option
+def verify(model: str, as_json: bool) -> None:
+    """Read a whole model and compare it with its manifest."""
+    from swarm.model import store
+
+    directory = store.resolve(model, store_root())
+    with progress(unit_is_bytes=True) as on_progress:
+        found = store.verify(directory, store_root(), on_progress)
+    if as_json:
+        print_json({"model": model, "manifest": found.digest, "directory": str(directory), "whole": True})
+    else:
+        print_result(
+            f"{model} is whole: {len(found.tensors)} tensors match {found.digest}"
+        )
+
+
+@command.command("show")
+@_model_argument
+@_json_option
+def show(model: str, as_json: bool) -> None:
+    """Describe a model: family, shape, size, and the memory that a block takes."""
+    from swarm.model import store
+    from swarm.model.config import read_config
+
+    directory = store.resolve(model, store_root())
+    config = read_config(directory)
+    with progress(unit_is_bytes=True) as on_progress:
+        digest = store.ensure_manifest(directory, store_root(), on_progress).digest
+    facts = {"model": model, **_describe(config), "size_bytes": store.size_bytes(directory)}
+    facts |= {"manifest": digest, "directory": str(directory)}
+    if as_json:
+        print_json(facts)
+    else:
+        _print_facts(facts)
+
+
+@command.command("list")
+@_json_option
+def list_(as_json: bool) -> None:
+    """List the cached models."""
+    from swarm.model import store
+
+    models = store.list_models(store_root())
+    if as_json:
+        print_json({"models": [_stored(each.name, each.directory) for each in models]})
+        return
+    width = max((len(each.name) for each in models), default=0)
+    for each in models:
+        print_result(f"{each.name:{width}}  {format_size(each.size_bytes):>10}  {each.directory}")
+
+
+def _stored(name: str, directory: Path) -> dict[str, object]:
+    from swarm.model import store
+
+    digest = store.ensure_manifest(directory, store_root()).digest
+    size_bytes = store.size_bytes(directory)
+    return {"model": name, "manifest": digest, "directory": str(directory), "size_bytes": size_bytes}
+
+
+def _print_stored(name: str, directory: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(_stored(name, directory))
+    else:
+        print_result(str(directory))
+
+
+def _describe(config: "ModelConfig") -> dict[str, object]:
+    from swarm.model.dtypes import parse_dtype
+    from swarm.model.weights import head_size_bytes, span_size_bytes
+
+    dtypes = {name: parse_dtype(name) for name in _DTYPES}
+    return {
+        "family": config.model_type,
+        "blocks": config.num_blocks,
+        "hidden": config.hidden_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "vocabulary": config.vocab_size,
+        "context": config.context_length,
+        "dtype": config.dtype,
+        "block_bytes": {name: span_size_bytes(config, Span(0, 1), dtype) for name, dtype in dtypes.items()},
+        "head_bytes": {name: head_size_bytes(config, dtype) for name, dtype in dtypes.items()},
+    }
+
+
+def _print_facts(facts: dict[str, object]) -> None:
+    for name, value in facts.items():
+        label = name.replace("_bytes", "").replace("_", " ")
+        match value:
+            case dict():
+                text = ", ".join(f"{key} {format_size(size)}" for key, size in value.items())
+            case int() if name.endswith("_bytes"):
+                text = format_size(value)
+            case _:
+                text = str(value)
+        print_result(f"{label:10}  {text}")

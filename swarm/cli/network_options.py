@@ -1,0 +1,81 @@
+"""The options of every command that is a node others can reach: where to listen, whom to join, who it is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from swarm.config import identity_file
+
+if TYPE_CHECKING:
+    from swarm.network.libp2p import Libp2pConfig
+    from swarm.security.identity import Identity
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_FIELDS = ("join", "listen", "announce", "identity_path")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOptions:
+    """What was given on the command line."""
+
+    role: str
+    join: tuple[str, ...]
+    listen: tuple[str, ...]
+    announce: tuple[str, ...]
+    identity_path: Path | None
+
+    @contextmanager
+    def identity(self) -> Iterator["Identity"]:
+        """The node's identity, held for as long as the node runs."""
+        from swarm.security.identity import claim_identity
+
+        with claim_identity(self.identity_path, identity_file(self.role)) as identity:
+            yield identity
+
+    def node_config(self) -> "Libp2pConfig":
+        """How the node is to be started."""
+        from swarm.network.libp2p import Libp2pConfig
+
+        return Libp2pConfig(join=self.join, listen=self.listen, announce=self.announce)
+
+
+def network_options(role: str) -> Callable[[Command], Command]:
+    """Adds the options; the command is given them as `network: NetworkOptions`."""
+
+    def decorate(function: Command) -> Command:
+        def wrapped(**arguments: Any) -> Any:
+            options = NetworkOptions(role, **{field: arguments.pop(field) for field in _FIELDS})
+            return function(network=options, **arguments)
+
+        wrapped.__doc__ = function.__doc__
+        wrapped.__click_params__ = list(getattr(function, "__click_params__", []))  # type: ignore[attr-defined]
+        for option in reversed(_options(role)):
+            option(wrapped)
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+def _options(role: str) -> tuple[Callable[[Any], Any], ...]:
+    return (
+        click.option("--join", multiple=True, metavar="ADDRESS", help="A node of the swarm to join."),
+        click.option(
+            "--listen",
+            multiple=True,
+            metavar="HOST:PORT",
+            default=("0.0.0.0:0",),  # noqa: S104 - a peer is there to be reached
+            help="Where to listen; port 0 is any.",
+        ),
+        click.option("--announce", multiple=True, metavar="HOST:PORT", help="Where others reach it, if elsewhere."),
+        click.option(
+            "--identity",
+            "identity_path",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help=f"The key that names it. [default: that of swarm {role}, one for each that runs]",
+        ),
+    )

@@ -1,0 +1,77 @@
+"""What a command writes: results to stdout, everything else to stderr.
+
+Progress bars appear only on a terminal, and there only on stderr. rich is imported when one is drawn.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+OnProgress = Callable[[str, float, float], None]  # (stage, done, total)
+
+
+def print_result(text: str) -> None:
+    """Write a line of the result to stdout, at once."""
+    print(text, flush=True)
+
+
+def print_json(value: object) -> None:
+    """Write a result as one line of JSON to stdout, at once; dataclasses become objects."""
+    print(msgspec.json.encode(value).decode(), flush=True)
+
+
+def note(text: str) -> None:
+    """Tell the person something that is not the result, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(unit_is_bytes: bool = False) -> Iterator[OnProgress]:
+    """Show progress while the block runs: a bar for each stage on a terminal, else a line each."""
+    if not sys.stderr.isatty():
+        yield _StageLines()
+        return
+    with _bar(unit_is_bytes) as bar:
+        yield _StageBars(bar)
+
+
+class _StageLines:
+    """Names each stage once."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+
+    def __call__(self, stage: str, done: float, total: float) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            note(f"{stage} ...")
+
+
+class _StageBars:
+    """A bar for each stage, on a terminal."""
+
+    def __init__(self, bar: "Progress") -> None:
+        self._bar = bar
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, stage: str, done: float, total: float) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bar.add_task(stage)
+        self._bar.update(self._tasks[stage], completed=done, total=total)
+
+
+def _bar(unit_is_bytes: bool) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = (
+        DownloadColumn(binary_units=True) if unit_is_bytes else TextColumn("{task.completed}/{task.total}")
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))

@@ -1,0 +1,123 @@
+"""`swarm peer`: host blocks of a model for others."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from swarm.cli.network_options import NetworkOptions, network_options
+from swarm.cli.output import note, print_json, print_result, progress
+from swarm.cli.params import DURATION, SIZE
+from swarm.cli.runtime import run_service
+from swarm.config import find_paths
+from swarm.errors import UsageError
+from swarm.values import Span, parse_span
+
+if TYPE_CHECKING:
+    from swarm.peer.announcer import Profile
+    from swarm.peer.throughput import Throughput
+
+
+@click.command("peer")
+@click.argument("model")
+@click.option("--blocks", default="auto", metavar="A:B|auto", help="Blocks to host; auto takes the worst covered.")
+@network_options(role="peer")
+@click.option("--memory", type=SIZE, help="Memory to use, for example 6GiB. [default: 80% of what is free]")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Compute in it. [default: as stored]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with. [default: measured]")
+@click.option("--name", "public_name", default="", help="A name to show on status pages. None by default.")
+@click.option("--monitor", type=click.IntRange(0, 65535), default=0, help="Port of /metrics on loopback; 0 is any.")
+@click.option("--drain", "drain_s", type=DURATION, default="30s", help="How long to let sessions move on leaving.")
+@click.option("--until-eof", is_flag=True, help="Also leave when standard input ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON.")
+def command(
+    model: str,
+    blocks: str,
+    network: NetworkOptions,
+    memory: int | None,
+    dtype: str | None,
+    threads: int | None,
+    public_name: str,
+    monitor: int,
+    drain_s: float,
+    until_eof: bool,
+    as_json: bool,
+) -> None:
+    """Host blocks of MODEL (a cached name or a directory) for others.
+
+    Without --join it starts a swarm of its own, which others join through the address it prints.
+    The first Ctrl-C lets its sessions move to other peers and leaves; the second stops at once.
+    """
+    from swarm.model.store import resolve
+    from swarm.peer.program import PeerConfig, PeerEvents, run_peer
+    from swarm.wire.records import MAX_NAME_CHARS
+
+    if len(public_name) > MAX_NAME_CHARS:
+        raise UsageError(f"--name has {len(public_name)} characters", f"Use at most {MAX_NAME_CHARS}.")
+    paths = find_paths()
+    config = PeerConfig(
+        model=model,
+        directory=resolve(model, paths.store_root),
+        store_root=paths.store_root,
+        network=network.node_config(),
+        span=None if blocks == "auto" else parse_span(blocks),
+        memory_bytes=memory,
+        dtype=dtype,
+        threads=threads,
+        public_name=public_name,
+        monitor_port=monitor,
+        drain_s=drain_s,
+    )
+    with network.identity() as identity, progress(unit_is_bytes=True) as show:
+        teller = _JsonTeller(identity.peer_id) if as_json else _Teller()
+
+        def on_loading(span: Span, done: int, total: int) -> None:
+            show(f"Loading blocks {span}", done, total)
+
+        events = PeerEvents(teller.joined, on_loading, teller.online, teller.leaving)
+        run_service(lambda stop: run_peer(config, identity, events, stop), until_eof=until_eof)
+
+
+class _Teller:
+    """Tells a person."""
+
+    def joined(self, addresses: tuple[str, ...], monitor_port: int) -> None:
+        print_result("Others join with: " + " ".join(f"--join {address}" for address in addresses[:1]))
+        note(f"Metrics: http://127.0.0.1:{monitor_port}/metrics")
+
+    def online(self, profile: "Profile", throughput: "Throughput") -> None:
+        print_result(
+            f"Online: blocks {profile.span} of {profile.model_name} in {profile.dtype}, "
+            f"{throughput.decode_tokens_per_s:.1f} tokens/s with {throughput.threads} thread(s). Ctrl-C leaves."
+        )
+
+    def leaving(self, within_s: float) -> None:
+        note(f"Leaving: sessions have {within_s:.0f} s to move. Ctrl-C again stops at once.")
+
+
+class _JsonTeller:
+    """Tells a script: one JSON object a line."""
+
+    def __init__(self, peer_id: str) -> None:
+        self._peer_id = peer_id
+
+    def joined(self, addresses: tuple[str, ...], monitor_port: int) -> None:
+        monitor = f"http://127.0.0.1:{monitor_port}"
+        print_json({"event": "joined", "peer": self._peer_id, "join": list(addresses), "monitor": monitor})
+
+    def online(self, profile: "Profile", throughput: "Throughput") -> None:
+        print_json(
+            {
+                "event": "online",
+                "peer": self._peer_id,
+                "model": profile.model_name,
+                "manifest": profile.manifest,
+                "blocks": str(profile.span),
+                "dtype": profile.dtype,
+                "threads": throughput.threads,
+                "decode_tokens_per_s": throughput.decode_tokens_per_s,
+                "prefill_tokens_per_s": throughput.prefill_tokens_per_s,
+            }
+        )
+
+    def leaving(self, within_s: float) -> None:
+        print_json({"event": "leaving", "peer": self._peer_id, "within_s": within_s})

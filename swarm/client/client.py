@@ -1,0 +1,197 @@
+"""The client library's front door, and the one place where its parts are put together.
+
+    async with await Client.open("smollm2-135m", join=["/ip4/..."]) as client:
+        reply = await client.chat([{"role": "user", "content": "Hello"}])
+        async for piece in client.generate("Once upon a time"):
+            print(piece.text, end="")
+
+A client holds the small ends of the model and a node on the network; each reply has a session of
+its own, each conversation keeps one.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from swarm.client.chat import Conversation
+from swarm.client.context import Context
+from swarm.client.generation import Generation, Request, Voice
+from swarm.client.hop import HopSettings
+from swarm.client.model import ClientModel, load_client_model
+from swarm.client.recovery import Exactness, Recovery
+from swarm.client.router import Numerics
+from swarm.client.routes import Routes
+from swarm.client.session import Session
+from swarm.config import store_root
+from swarm.errors import ManifestMismatch, NoRoute, SwarmError
+from swarm.model.chat_template import Message
+from swarm.model.compute import Compute, ComputeThread
+from swarm.model.sampling import Sampling
+from swarm.network.directory import Directory
+from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.network.transport import Network
+from swarm.security.identity import new_identity
+from swarm.values import ModelDigest, Span
+from swarm.wire.records import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How a client behaves when peers are slow, lost or missing."""
+
+    patience_s: float = 30.0  # how long to wait for blocks that are on no live peer
+    lease_s: float = 2.0  # silence after which a hop counts as lost
+    open_timeout_s: float = 5.0
+    dtype: str | None = None  # only peers that compute in it; None: whatever the swarm has
+    recovery: Exactness = "fast"
+    on_wait: Callable[[SwarmError], None] = field(default=lambda error: None)
+
+
+class Client:
+    """Generates text over a swarm. Use as an async context manager, or call `close`."""
+
+    def __init__(
+        self,
+        model: ClientModel,
+        network: Network,
+        options: ClientOptions | None = None,
+        compute: Compute | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.model = model
+        self.options = options or ClientOptions()
+        self._network = network
+        self._directory = Directory(network, now)
+        self._compute = compute or ComputeThread()
+        self._routes = Routes(self._fetch_snapshot)
+
+    @classmethod
+    async def open(
+        cls, model: str | Path, *, join: Sequence[str], options: ClientOptions | None = None
+    ) -> "Client":
+        """Load the ends of a model (a cached name or a directory) and join a swarm through `join`.
+
+        Raises `UnknownModel`, `BrokenModel` or `JoinFailed`.
+        """
+        options = options or ClientOptions()
+        loaded = await asyncio.to_thread(load_client_model, str(model), store_root(), options.dtype)
+        async with AsyncExitStack() as stack:
+            network = await Libp2pNetwork.start(Libp2pConfig(join=tuple(join)), new_identity())
+            stack.push_async_callback(network.close)
+            client = cls(loaded, network, options)
+            stack.pop_all()
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the swarm. Replies in the making end with an error."""
+        self._compute.close()
+        await self._network.close()
+
+    @property
+    def network(self) -> Network:
+        """The client's node."""
+        return self._network
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """The next reply of a conversation. Await it, or iterate over it. Options as `generate`."""
+        return self.generate(self.chat_ids(messages), **options)
+
+    def chat_ids(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """The prompt of a conversation: rendered with the model's chat template, as token ids."""
+        return self.model.tokenizer.encode_chat(messages, **variables)
+
+    def generate(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None, **limits: Any) -> Generation:
+        """Continue a prompt: text, or token ids as they are. Await it, or iterate over it.
+
+        `limits` are the fields of `Request`: max_tokens, min_tokens, stop, top_logprobs, ...
+        Raises `EmptyPrompt` or `ContextOverflow` at once.
+        """
+        return Generation(self.request(prompt, sampling, **limits), self.voice, self._new_context)
+
+    def request(self, prompt: str | Sequence[int], sampling: Sampling | None = None, **limits: Any) -> Request:
+        """A request with the model's own defaults for what is not given."""
+        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        limits.setdefault("stop_token_ids", frozenset(self.model.config.stop_token_ids))
+        sampling = sampling or self.model.sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        return Request(tuple(ids), sampling, **limits)
+
+    def conversation(self) -> Conversation:
+        """A chat that keeps its session from turn to turn. To be closed by the caller."""
+        return Conversation(self._context(), self._ask)
+
+    async def snapshot(self) -> Snapshot:
+        """Who hosts the model now."""
+        return await self._routes.refresh()
+
+    @property
+    def voice(self) -> Voice:
+        """What turns tokens into replies."""
+        model = self.model
+        return Voice(model.name, model.manifest, model.tokenizer, model.config.context_length)
+
+    def _ask(self, messages: list[Message], context: Context, **options: Any) -> Generation:
+        async def same_context() -> Context:
+            return context
+
+        request = self.request(self.chat_ids(messages), **options)
+        return Generation(request, self.voice, same_context, keep=True)
+
+    async def _new_context(self) -> Context:
+        return self._context()
+
+    def _context(self) -> Context:
+        config, options = self.model.config, self.options
+        settings = HopSettings(
+            session=secrets.token_hex(16),
+            epoch=0,
+            manifest=self.model.manifest,
+            codec="fp32",
+            hidden_size=config.hidden_size,
+            max_tokens=config.context_length,
+            lease_s=options.lease_s,
+            open_timeout_s=options.open_timeout_s,
+        )
+        recovery = Recovery(
+            network=self._network,
+            routes=self._routes,
+            settings=settings,
+            patience_s=options.patience_s,
+            exactness=options.recovery,
+            numerics=Numerics(options.dtype, "none") if options.dtype else None,
+            on_wait=options.on_wait,
+        )
+        return Context(Session(recovery, Span(0, config.num_blocks)), self.model.head, self._compute)
+
+    async def _fetch_snapshot(self) -> Snapshot:
+        model = self.model
+        snapshot = await self._directory.snapshot(model.manifest, model.config.num_blocks)
+        if not snapshot.peers:
+            await self._explain_absence()
+        return snapshot
+
+    async def _explain_absence(self) -> None:
+        """Nobody hosts this model: say so if somebody hosts another of the same name."""
+        model = self.model
+        others = [record for record in await self._directory.models() if record.name == model.name]
+        if others and all(record.model != model.manifest for record in others):
+            raise ManifestMismatch(
+                f"The swarm hosts another {model.name}: its manifest is {others[0].model}, "
+                f"yours is {model.manifest}",
+                "Get the same weights (swarm model pull), or join another swarm.",
+            )

@@ -1,0 +1,178 @@
+"""Generating one reply: feed, choose, decode, until something ends it.
+
+`Generation` is what the library hands out: await it for the whole `Reply`, or iterate over its
+`Piece`s as they come. Randomness is a function of seed and position only, so a reply that was
+interrupted and resumed is the reply that was not.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from swarm.client.context import Context
+from swarm.client.reply import FinishReason, Piece, Reply, report_hops, report_resumes
+from swarm.errors import ContextOverflow, EmptyPrompt
+from swarm.model.detokenizer import StreamDecoder
+from swarm.model.sampling import Constraint, Sampling, choose
+from swarm.model.tokenizer import Tokenizer
+
+Mask = Callable[[Sequence[int]], torch.Tensor | None]  # output ids so far -> allowed tokens [vocab] bool
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to generate, and when to stop."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None  # None: as much as the context holds
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    top_logprobs: int = 0
+    allowed: Mask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What turns a request into text: the model as the client has it."""
+
+    model: str
+    manifest: str
+    tokenizer: Tokenizer
+    context_length: int
+
+
+def check_request(request: Request, voice: Voice) -> int:
+    """How many tokens the reply may have. Raises `EmptyPrompt` or `ContextOverflow`."""
+    prompt = len(request.prompt_ids)
+    if not prompt:
+        raise EmptyPrompt("The prompt is empty", "Give at least one token to continue from.")
+    room = voice.context_length - prompt
+    if room <= 0 or (request.max_tokens or 0) > room:
+        wanted = f" and {request.max_tokens} for the reply" if request.max_tokens else ""
+        raise ContextOverflow(
+            f"The prompt has {prompt} tokens{wanted}; the model's context holds {voice.context_length}",
+            "Shorten the prompt or ask for fewer tokens.",
+        )
+    return request.max_tokens if request.max_tokens is not None else room
+
+
+class Generation:
+    """One reply in the making. Await it for the `Reply`, or iterate over its pieces first.
+
+    Nothing is computed before one of the two. `aclose` stops it early and frees its session.
+    """
+
+    def __init__(
+        self, request: Request, voice: Voice, open_context: Callable[[], Awaitable[Context]], *, keep: bool = False
+    ) -> None:
+        self.max_tokens = check_request(request, voice)
+        self._request = request
+        self._voice = voice
+        self._open_context = open_context
+        self._keep = keep
+        self._token_ids: list[int] = []
+        self._texts: list[str] = []
+        self._reply: Reply | None = None
+        self._stream = self._run()
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply, once the last piece is out."""
+        if self._reply is None:
+            raise RuntimeError("The reply is not complete yet: await the generation, or iterate to its end.")
+        return self._reply
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._stream
+
+    def __await__(self) -> Generator[None, None, Reply]:
+        return self._finish().__await__()
+
+    async def aclose(self) -> None:
+        """Stop, and free what the reply holds on the peers."""
+        await self._stream.aclose()
+
+    async def _finish(self) -> Reply:
+        async for _ in self._stream:
+            pass
+        return self.reply
+
+    async def _run(self) -> AsyncGenerator[Piece, None]:
+        clock = asyncio.get_running_loop().time
+        started_at = clock()
+        context = await self._open_context()
+        try:
+            logits = await context.move_to(self._request.prompt_ids)
+            decoder = self._decoder()
+            first_at = last_at = 0.0
+            while True:
+                piece = self._choose(logits, decoder)
+                self._token_ids.append(piece.token_id)
+                self._texts.append(piece.text)
+                last_at = clock()
+                first_at = first_at or last_at
+                if piece.finish_reason is not None:
+                    break
+                yield piece
+                logits = await context.feed([piece.token_id])
+            timing = (first_at - started_at, last_at - first_at)
+            self._reply = self._report(context, piece.finish_reason, *timing)
+            yield piece
+        finally:
+            if not self._keep:
+                await context.close()
+
+    def _decoder(self) -> StreamDecoder:
+        request = self._request
+        return StreamDecoder(
+            self._voice.tokenizer,
+            stop=request.stop,
+            include_stop=request.include_stop,
+            skip_special_tokens=request.skip_special_tokens,
+        )
+
+    def _choose(self, logits: torch.Tensor, decoder: StreamDecoder) -> Piece:
+        request = self._request
+        output_ids = self._token_ids
+        if len(output_ids) < request.min_tokens and request.stop_token_ids:
+            logits = logits.index_fill(0, torch.tensor(sorted(request.stop_token_ids)), float("-inf"))
+        choice = choose(
+            logits,
+            request.sampling,
+            request.prompt_ids,
+            output_ids,
+            Constraint(request.allowed(output_ids) if request.allowed else None, request.top_logprobs),
+        )
+        text = decoder.push(choice.token_id)
+        reason = self._finish_reason(choice.token_id, len(output_ids) + 1, decoder)
+        if reason is not None and decoder.stopped_by is None:
+            text += decoder.finish()
+        return Piece(text, choice.token_id, choice.logprob, choice.top_logprobs, reason)
+
+    def _finish_reason(self, token_id: int, produced: int, decoder: StreamDecoder) -> FinishReason | None:
+        if token_id in self._request.stop_token_ids or decoder.stopped_by is not None:
+            return "stop"
+        return "length" if produced >= self.max_tokens else None
+
+    def _report(self, context: Context, reason: FinishReason, ttft_s: float, decode_s: float) -> Reply:
+        session = context.session
+        token_ids = tuple(self._token_ids)
+        return Reply(
+            model=self._voice.model,
+            manifest=self._voice.manifest,
+            text="".join(self._texts),
+            token_ids=token_ids,
+            finish_reason=reason,
+            prompt_tokens=len(self._request.prompt_ids),
+            completion_tokens=len(token_ids),
+            ttft_s=round(ttft_s, 4),
+            tokens_per_s=round((len(token_ids) - 1) / decode_s, 2) if decode_s > 0 else 0.0,
+            hops=report_hops(session.hops),
+            resumes=report_resumes(session.resumes, session.recovery.exactness),
+        )

@@ -1,0 +1,276 @@
+"""One hop of a chain: the client's end of one session stream.
+
+Sends steps, waits for their answers, and knows when to stop waiting: a broken stream, silence for
+longer than the lease, or a step far beyond what was measured all end in `HopLost`. Decides nothing
+about what happens then; that is `client/recovery`.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import torch
+
+from swarm.client.router import PlannedHop
+from swarm.errors import ChannelClosed, HopLost, NetworkError, ProtocolError, SessionRefused
+from swarm.network.channel import Channel
+from swarm.network.transport import Network
+from swarm.values import ModelDigest
+from swarm.wire.messages import (
+    SESSION_PROTOCOL,
+    WIRE_VERSION,
+    Close,
+    Fault,
+    Leaving,
+    Open,
+    Opened,
+    Output,
+    Ping,
+    Pong,
+    Rewind,
+    Role,
+    Step,
+)
+from swarm.wire.tensors import decode_tensor, encode_tensor
+
+SLOWEST_LINK_BYTES_PER_S = 50_000.0  # below this a link counts as stalled
+DEADLINE_FACTOR = 20.0  # over the expected time of a step, beats or no beats
+DEADLINE_FLOOR_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class HopSettings:
+    """What every hop of a session has in common."""
+
+    session: str
+    epoch: int
+    manifest: ModelDigest
+    codec: str
+    hidden_size: int
+    max_tokens: int
+    lease_s: float
+    open_timeout_s: float
+    trace: str = ""
+
+
+@dataclass(slots=True)
+class HopStats:
+    """What a hop has done, for people and for routing."""
+
+    steps: int = 0
+    tokens: int = 0
+    compute_ms: float = 0.0
+    network_ms: float = 0.0  # waiting besides the peer's own compute and queue
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The step that is out."""
+
+    id: int
+    reply_tokens: int
+    answer: asyncio.Future[tuple[Output, bytes]]
+
+
+class Hop:
+    """An open session on one peer. One step at a time; `close` frees the peer's memory."""
+
+    def __init__(self, planned: PlannedHop, channel: Channel, settings: HopSettings, opened: Opened) -> None:
+        self.planned = planned
+        self.position = opened.position
+        self.lease_s = opened.lease_s
+        self.leaving_in_s: float | None = None
+        self.stats = HopStats()
+        self.rtt_s = 0.0
+        self._channel = channel
+        self._settings = settings
+        self._waiting: _Waiting | None = None
+        self._lost: HopLost | None = None
+        self._heard_at = _now()
+        self._step_id = settings.epoch << 32  # a later take never repeats an id of an earlier one
+        self._stale_position = False
+        self._s_per_token = planned.expected_ms / 1e3
+        self._queue_depth = 0
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def lost(self) -> HopLost | None:
+        """Why the hop is gone, if it is known to be."""
+        return self._lost
+
+    async def step(self, hidden: torch.Tensor, reply_tokens: int) -> torch.Tensor:
+        """Push rows [tokens, hidden] at the hop's position; gives the last `reply_tokens` of the result.
+
+        Raises `HopLost`. A cancelled step leaves the hop usable: its rows are taken back first.
+        """
+        if self._stale_position:
+            await self._send(Rewind(position=self.position))
+            self._stale_position = False
+        self._step_id += 1
+        step = Step(id=self._step_id, position=self.position, tokens=len(hidden), reply_tokens=reply_tokens)
+        body = encode_tensor(hidden, self._settings.codec)
+        self._waiting = _Waiting(step.id, reply_tokens, asyncio.get_running_loop().create_future())
+        started_at = _now()
+        try:
+            await self._send(step, body)
+            output, reply = await self._answer(self._waiting.answer, started_at, len(hidden))
+        except asyncio.CancelledError:
+            self._stale_position = True
+            raise
+        finally:
+            self._waiting = None
+        self.position += len(hidden)
+        self._note(output, len(hidden), len(body), len(reply), _now() - started_at)
+        return self._decode(reply, output)
+
+    async def rewind(self, position: int) -> None:
+        """Forget everything from `position` on. A loss shows at the next step."""
+        if position < self.position:
+            self.position = position
+            self._stale_position = True
+
+    async def close(self) -> None:
+        """End the session on the peer, as far as the peer can still be told."""
+        with contextlib.suppress(HopLost):
+            await self._send(Close())
+        await self.drop()
+
+    async def drop(self) -> None:
+        """End the stream only; the peer keeps the session for a while."""
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+        self._channel.close()
+
+    def _note(self, output: Output, tokens: int, sent: int, received: int, elapsed_s: float) -> None:
+        stats = self.stats
+        stats.steps += 1
+        stats.tokens += tokens
+        stats.compute_ms += output.compute_ms
+        stats.network_ms += max(0.0, elapsed_s * 1e3 - output.compute_ms - output.queue_ms)
+        stats.sent_bytes += sent
+        stats.received_bytes += received
+        self._s_per_token += 0.2 * (elapsed_s / tokens - self._s_per_token)
+
+    def _decode(self, reply: bytes, output: Output) -> torch.Tensor:
+        try:
+            return decode_tensor(reply, output.tokens, self._settings.hidden_size, self._settings.codec)
+        except ProtocolError as error:
+            raise self._lose(str(error)) from error
+
+    async def _send(self, message: Rewind | Step | Close | Ping, body: bytes = b"") -> None:
+        if self._lost is not None:
+            raise self._lost
+        try:
+            async with asyncio.timeout(self.lease_s + len(body) / SLOWEST_LINK_BYTES_PER_S):
+                await self._channel.send(message, body)
+        except TimeoutError:
+            raise self._lose("the link is stalled") from None
+        except ChannelClosed:
+            raise self._lose("the stream broke") from None
+
+    async def _answer(
+        self, answer: asyncio.Future[tuple[Output, bytes]], started_at: float, tokens: int
+    ) -> tuple[Output, bytes]:
+        """Wait for the answer as long as the peer beats and the deadline stands."""
+        self._heard_at = max(self._heard_at, started_at)
+        while True:
+            now = _now()
+            expected_s = self._s_per_token * tokens * (1 + self._queue_depth)
+            deadline_s = max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * expected_s)
+            silence_ends_at = self._heard_at + self.lease_s
+            if now >= silence_ends_at:
+                raise self._lose(f"silent for {now - self._heard_at:.1f} s")
+            if now >= started_at + deadline_s:
+                raise self._lose(f"no answer within {deadline_s:.0f} s")
+            wake_at = min(silence_ends_at, started_at + deadline_s)
+            await asyncio.wait({answer}, timeout=wake_at - now)
+            if answer.done():
+                return answer.result()
+            if _now() - wake_at > self.lease_s / 2:  # it was we who slept: listen again before judging
+                self._heard_at = started_at = _now()
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                message, body = await self._channel.receive()
+                self._heard_at = _now()
+                if isinstance(message, Output):
+                    self._deliver(message, body)
+                elif isinstance(message, Pong):
+                    self._queue_depth = message.queue_depth
+                elif isinstance(message, Leaving):
+                    self.leaving_in_s = message.seconds
+                elif isinstance(message, Fault):
+                    self._lose(f"it refused ({message.code}): {message.text}")
+                    return
+                else:
+                    self._lose(f"it sent {type(message).__name__}, which is not for a client")
+                    return
+        except ChannelClosed:
+            self._lose("the stream broke")
+        except ProtocolError as error:
+            self._lose(str(error))
+
+    def _deliver(self, output: Output, body: bytes) -> None:
+        waiting = self._waiting
+        if waiting is None or output.id != waiting.id or waiting.answer.done():
+            return  # the answer to a cancelled step
+        if output.tokens != waiting.reply_tokens:
+            self._lose(f"it answered {output.tokens} rows instead of {waiting.reply_tokens}")
+            return
+        waiting.answer.set_result((output, body))
+
+    def _lose(self, reason: str) -> HopLost:
+        """Mark the hop as lost, once, and wake whoever waits for it."""
+        if self._lost is None:
+            self._lost = HopLost(self.planned.peer, reason)
+        if self._waiting is not None and not self._waiting.answer.done():
+            self._waiting.answer.set_exception(self._lost)
+            self._waiting.answer.exception()  # seen, even if the waiter has given up already
+        return self._lost
+
+
+async def open_hop(network: Network, planned: PlannedHop, settings: HopSettings, role: Role = "active") -> Hop:
+    """Open a session on a peer. Raises `NetworkError`, `ProtocolError` or `SessionRefused`."""
+    channel = await network.open_channel(planned.peer, SESSION_PROTOCOL, settings.open_timeout_s)
+    request = Open(
+        wire_version=WIRE_VERSION,
+        session=f"{settings.session}:{planned.span.start}",  # a peer may serve two hops
+        epoch=settings.epoch,
+        manifest=settings.manifest,
+        start=planned.span.start,
+        end=planned.span.end,
+        dtype=planned.numerics.dtype,
+        quantization=planned.numerics.quantization,
+        codec=settings.codec,
+        max_tokens=settings.max_tokens,
+        lease_s=settings.lease_s,
+        role=role,
+        trace=settings.trace,
+    )
+    started_at = _now()
+    try:
+        async with asyncio.timeout(settings.open_timeout_s):
+            await channel.send(request)
+            answer, _ = await channel.receive()
+    except TimeoutError:
+        channel.close()
+        raise NetworkError(f"Peer {planned.peer} did not answer within {settings.open_timeout_s:.1f} s") from None
+    except BaseException:
+        channel.close()
+        raise
+    if isinstance(answer, Fault):
+        channel.close()
+        raise SessionRefused(answer.code, answer.text, answer.field, answer.expected_position)
+    if not isinstance(answer, Opened):
+        channel.close()
+        raise ProtocolError(f"Peer {planned.peer} answered Open with {type(answer).__name__}")
+    hop = Hop(planned, channel, settings, answer)
+    hop.rtt_s = _now() - started_at
+    return hop
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

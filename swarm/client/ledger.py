@@ -1,0 +1,63 @@
+"""A ledger: every row that a sender has sent to one hop, kept until the session closes.
+
+This is what makes a hop replaceable: whoever takes over its span is sent the ledger again. Rows are
+kept in one growing matrix, so that a slice costs nothing. The ends of the steps in which rows were
+first sent are kept too, because a replay with the same shapes gives the same bits.
+"""
+
+from bisect import bisect_right
+
+import torch
+
+
+class Ledger:
+    """Rows ``[start, end)`` of hidden states, by position in the conversation.
+
+    `start` is above 0 only after a client's restart, when the peers still hold what the ledger lost.
+    """
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype, start: int = 0) -> None:
+        self.start = start
+        self._rows = torch.empty((64, hidden_size), dtype=dtype)
+        self._count = 0
+        self._step_ends: list[int] = []
+
+    @property
+    def end(self) -> int:
+        """The position after the last row."""
+        return self.start + self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held."""
+        return self._rows.nbytes
+
+    def append(self, rows: torch.Tensor) -> None:
+        """Add rows [tokens, hidden] at the end."""
+        needed = self._count + len(rows)
+        if needed > len(self._rows):
+            grown = torch.empty((max(needed, 2 * len(self._rows)), self._rows.shape[1]), dtype=self._rows.dtype)
+            grown[: self._count] = self._rows[: self._count]
+            self._rows = grown
+        self._rows[self._count : needed] = rows
+        self._count = needed
+
+    def rows(self, start: int, end: int) -> torch.Tensor:
+        """A view of the rows at positions ``[start, end)``: [end - start, hidden]."""
+        return self._rows[start - self.start : end - self.start]
+
+    def truncate(self, end: int) -> None:
+        """Forget everything from position `end` on."""
+        self._count = max(0, min(self._count, end - self.start))
+        while self._step_ends and self._step_ends[-1] > end:
+            self._step_ends.pop()
+
+    def mark_step(self, end: int) -> None:
+        """Note that a step ended at this position, the first time it does."""
+        if not self._step_ends or end > self._step_ends[-1]:
+            self._step_ends.append(end)
+
+    def step_end_after(self, position: int) -> int:
+        """Where the step that holds `position` ended when it was first sent; the ledger's end if never."""
+        index = bisect_right(self._step_ends, position)
+        return self._step_ends[index] if index < len(self._step_ends) else self.end

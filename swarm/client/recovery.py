@@ -1,0 +1,143 @@
+"""How a lost span is covered again: the one place where a fault becomes a new chain.
+
+Opening the first chain and replacing lost hops are the same act: plan, open all, and if any of it
+fails, try again with what is left, until the patience ends. The replay itself needs no code here:
+new hops start behind their ledger, and the session pushes them forward like any other.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from swarm.client.hop import Hop, HopSettings, open_hop
+from swarm.client.ledger import Ledger
+from swarm.client.router import Numerics, PlannedHop
+from swarm.client.routes import Routes
+from swarm.errors import NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError
+from swarm.network.transport import Network
+from swarm.values import PeerId, Span
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+
+Exactness = Literal["fast", "exact"]
+
+
+@dataclass(slots=True)
+class Resume:
+    """One loss and what it cost. `stall_s` is None until the conversation goes on."""
+
+    at_token: int
+    lost_peer: str
+    reason: str
+    replayed_tokens: int
+    started_at: float
+    stall_s: float | None = None
+
+
+@dataclass(slots=True)
+class Recovery:
+    """Opens chains for one session. `on_wait` is told why it waits, each time it has to."""
+
+    network: Network
+    routes: Routes
+    settings: HopSettings
+    patience_s: float
+    exactness: Exactness = "fast"
+    numerics: Numerics | None = None
+    settled: bool = False  # the first chain stands; numerics and codec are fixed
+    on_wait: Callable[[SwarmError], None] = lambda error: None
+    jitter: random.Random = field(default_factory=random.Random)
+
+    def step_end(self, ledger: Ledger, position: int, chunk_tokens: int) -> int:
+        """Where the next step ends: in chunks, or as it was when these rows were first sent."""
+        if self.exactness == "exact":
+            return min(ledger.step_end_after(position), position + chunk_tokens)
+        return min(ledger.end, position + chunk_tokens)
+
+    async def open_chain(self, span: Span) -> list[Hop]:
+        """Open a first chain over `span`, and settle how hidden states travel.
+
+        Raises the last reason (mostly `NoRoute`) when patience ends.
+        """
+        return await self._cover(span, {})
+
+    async def replace(self, lost: Sequence[Hop]) -> list[Hop]:
+        """Open hops over the span of neighbouring lost ones; raises like `open_chain`.
+
+        A lost peer that is found again may still hold the session; what it holds is used.
+        """
+        held = {hop.planned.peer: hop.position for hop in lost}
+        for hop in lost:
+            self.routes.lost(hop.planned.peer)
+            await hop.drop()
+        return await self._cover(Span(lost[0].planned.span.start, lost[-1].planned.span.end), held)
+
+    async def _cover(self, span: Span, held: Mapping[PeerId, int]) -> list[Hop]:
+        ends_at = _now() + self.patience_s
+        for delay_s in _backoff(self.jitter):
+            try:
+                planned = await self.routes.plan(span, self.numerics)
+                self._settle(planned)
+                return await self._open_all(planned, held)
+            except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
+                if _now() + delay_s > ends_at:
+                    raise
+                self.on_wait(error)
+            await asyncio.sleep(delay_s)
+        raise AssertionError("the backoff never ends")
+
+    def _settle(self, planned: Sequence[PlannedHop]) -> None:
+        """Fix the numerics of this conversation with its first chain; they never change after."""
+        if self.settled:
+            return
+        kinds = {hop.numerics for hop in planned}
+        self.numerics = kinds.pop() if len(kinds) == 1 else None
+        codec = self.numerics.dtype if self.numerics else "fp32"
+        self.settings = replace(self.settings, codec=codec)
+
+    async def _open_all(self, planned: Sequence[PlannedHop], held: Mapping[PeerId, int]) -> list[Hop]:
+        self.settings = replace(self.settings, epoch=self.settings.epoch + 1)
+        tasks = [asyncio.create_task(self._open_one(hop, held.get(hop.peer, 0))) for hop in planned]
+        try:
+            await asyncio.wait(tasks)
+            errors = [error for task in tasks if (error := task.exception())]
+            if not errors:
+                self.settled = True
+                return [task.result() for task in tasks]
+        except asyncio.CancelledError:
+            await _abandon(tasks)
+            raise
+        await _abandon(tasks)
+        raise errors[0]
+
+    async def _open_one(self, planned: PlannedHop, held: int) -> Hop:
+        try:
+            hop = await open_hop(self.network, planned, self.settings)
+        except (NetworkError, ProtocolError, SessionRefused):
+            self.routes.lost(planned.peer)
+            raise
+        self.routes.heard(planned.peer, hop.rtt_s)
+        await hop.rewind(held)  # what the peer did after our last certain knowledge is void
+        return hop
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[Hop]]) -> None:
+    """Close what was opened of a chain that did not come about."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(result.close() for result in results if isinstance(result, Hop)))
+
+
+def _backoff(jitter: random.Random) -> Iterator[float]:
+    """Seconds to wait before each next attempt: doubling, bounded, and spread by half."""
+    delay_s = FIRST_RETRY_S
+    while True:
+        yield delay_s * jitter.uniform(0.5, 1.0)
+        delay_s = min(LONGEST_RETRY_S, 2 * delay_s)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,140 @@
+"""Which peers answer: the cheapest chain that covers a span, from a snapshot.
+
+Pure dynamic programming over (block, peer): staying on a peer costs its compute per block, moving
+to another costs a round trip besides. `O(blocks x replicas)`. What the caller knows of its own
+(round trips measured, peers lost lately) comes in as arguments and overrules the records.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from swarm.errors import NoRoute
+from swarm.values import PeerId, Span, spans_of
+from swarm.wire.messages import WIRE_VERSION
+from swarm.wire.records import PeerRecord, Snapshot
+
+HOP_OVERHEAD_MS = 1.0  # protocol and scheduling, besides the round trip
+UNKNOWN_RATE_TOKENS_PER_S = 1.0  # of a peer that has not measured itself
+
+
+class Numerics(NamedTuple):
+    """What decides the last bits of a peer's answers."""
+
+    dtype: str
+    quantization: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHop:
+    """A peer, the blocks it is to run, and how long one token should take there."""
+
+    peer: PeerId
+    span: Span
+    numerics: Numerics
+    expected_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHints:
+    """What this client knows besides the snapshot."""
+
+    rtt_ms: Mapping[PeerId, float] = field(default_factory=dict)
+    unknown_rtt_ms: float = 30.0
+    excluded: frozenset[PeerId] = frozenset()
+    numerics: Numerics | None = None  # only peers that compute like this
+
+
+def plan(snapshot: Snapshot, span: Span, hints: RouteHints) -> tuple[PlannedHop, ...]:
+    """The cheapest chain over `span`; raises `NoRoute` naming the blocks nobody hosts.
+
+    Peers that compute alike are preferred: a chain of one kind of numerics, if there is one, is
+    taken before any mixed chain, because another peer of that kind can replace a hop exactly.
+    """
+    usable = [record for record in snapshot.online() if _usable(record, hints)]
+    kinds = sorted({_numerics(record) for record in usable})
+    if hints.numerics is not None:
+        kinds = [hints.numerics]
+    routes = [route for kind in kinds if (route := _cheapest(usable, span, hints, kind))]
+    if not routes and hints.numerics is None and (mixed := _cheapest(usable, span, hints, None)):
+        routes = [mixed]
+    if not routes:
+        raise no_route(usable, span)
+    return min(routes, key=lambda route: sum(hop.expected_ms for hop in route))
+
+
+def missing_blocks(records: Iterable[PeerRecord], span: Span) -> list[Span]:
+    """The blocks of `span` that none of the records hosts."""
+    hosted = {block for record in records for block in record.span}
+    return spans_of(block for block in span if block not in hosted)
+
+
+def no_route(usable: Iterable[PeerRecord], span: Span) -> NoRoute:
+    """The error that says which blocks are missing and what would help."""
+    missing = ", ".join(map(str, missing_blocks(usable, span))) or str(span)
+    return NoRoute(
+        f"No live peer hosts blocks {missing}",
+        f"Start one (swarm peer MODEL --blocks {missing.split(',')[0]} --join ADDR), or wait with --patience.",
+    )
+
+
+def _usable(record: PeerRecord, hints: RouteHints) -> bool:
+    return (
+        record.peer_id not in hints.excluded
+        and record.wire_version == WIRE_VERSION
+        and (hints.numerics is None or _numerics(record) == hints.numerics)
+    )
+
+
+def _numerics(record: PeerRecord) -> Numerics:
+    return Numerics(record.dtype, record.quantization)
+
+
+def _block_ms(record: PeerRecord) -> float:
+    rate = record.decode_tokens_per_s or UNKNOWN_RATE_TOKENS_PER_S
+    return 1000.0 / rate / len(record.span) * (1 + record.queue_depth)
+
+
+class _Label(NamedTuple):
+    """The cheapest way to have run every block up to here, ending on one peer."""
+
+    cost_ms: float
+    started: int  # first block of the last hop
+    record: PeerRecord
+    before: "_Label | None"
+
+
+def _cheapest(
+    records: Iterable[PeerRecord], span: Span, hints: RouteHints, kind: Numerics | None
+) -> tuple[PlannedHop, ...] | None:
+    candidates = [record for record in records if kind is None or _numerics(record) == kind]
+    best: _Label | None = None
+    labels: dict[str, _Label] = {}
+    for block in span:
+        if best is None and block > span.start:
+            return None
+        entered = best.cost_ms if best else 0.0
+        here: dict[str, _Label] = {}
+        for record in candidates:
+            if block not in record.span:
+                continue
+            rtt_ms = hints.rtt_ms.get(record.peer_id, hints.unknown_rtt_ms)
+            move = _Label(entered + rtt_ms + HOP_OVERHEAD_MS, block, record, best)
+            stay = labels.get(record.peer)
+            chosen = stay if stay and stay.cost_ms <= move.cost_ms else move
+            here[record.peer] = chosen._replace(cost_ms=chosen.cost_ms + _block_ms(record))
+        labels = here
+        best = min(labels.values(), key=lambda label: (label.cost_ms, label.record.peer), default=None)
+    return _chain(best, span.end) if best else None
+
+
+def _chain(last: _Label, end: int) -> tuple[PlannedHop, ...]:
+    hops: list[PlannedHop] = []
+    label: _Label | None = last
+    while label is not None:
+        spent_before = label.before.cost_ms if label.before else 0.0
+        record = label.record
+        expected_ms = label.cost_ms - spent_before
+        hops.append(PlannedHop(record.peer_id, Span(label.started, end), _numerics(record), expected_ms))
+        end, label = label.started, label.before
+    return tuple(reversed(hops))

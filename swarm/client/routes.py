@@ -1,0 +1,107 @@
+"""What this client knows about the peers of a model, and the chains it would take now.
+
+Keeps the last snapshot, the round trips measured and who was lost lately, and asks the pure router.
+What was seen first hand overrules the directory: a peer that did not answer is passed over for a
+while, whatever its record says, unless nobody else has its blocks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from swarm.client.router import Numerics, PlannedHop, RouteHints, plan
+from swarm.errors import NetworkError, NoRoute
+from swarm.values import PeerId, Span
+from swarm.wire.records import PeerRecord, Snapshot
+
+SNAPSHOT_LIFE_S = 10.0  # older than this it is fetched anew
+FETCH_TIMEOUT_S = 5.0
+FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
+
+
+@dataclass(slots=True)
+class _Ban:
+    """A peer that is passed over until `until`; each loss in a row doubles it."""
+
+    until: float
+    length_s: float
+
+
+class Routes:
+    """Plans chains over one model. `fetch` reads the directory."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[Snapshot]]) -> None:
+        self._fetch = fetch
+        self._snapshot: Snapshot | None = None
+        self._fetched_at = 0.0
+        self._rtt_ms: dict[PeerId, float] = {}
+        self._bans: dict[PeerId, _Ban] = {}
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last snapshot seen, however old."""
+        return self._snapshot
+
+    async def plan(
+        self, span: Span, numerics: Numerics | None = None, excluded: frozenset[PeerId] = frozenset()
+    ) -> tuple[PlannedHop, ...]:
+        """The best chain over `span` now. Raises `NoRoute`, or `NetworkError` before the first snapshot.
+
+        A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers
+        lost lately are taken only when there is no chain without them, `excluded` ones never.
+        """
+        banned = frozenset(peer for peer, ban in self._bans.items() if ban.until > _now())
+        fresh = False
+        if self._snapshot is None or _now() - self._fetched_at > SNAPSHOT_LIFE_S:
+            await self.refresh()
+            fresh = True
+        try:
+            return self._plan(span, numerics, excluded | banned)
+        except NoRoute:
+            if not fresh:
+                await self.refresh()
+        try:
+            return self._plan(span, numerics, excluded | banned)
+        except NoRoute:
+            return self._plan(span, numerics, excluded)
+
+    async def refresh(self) -> Snapshot:
+        """Fetch a snapshot; an old one serves on when the directory does not answer."""
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                self._snapshot = await self._fetch()
+        except (TimeoutError, NetworkError):
+            if self._snapshot is None:
+                raise NetworkError(
+                    "The directory does not answer", "Check the --join address and the network."
+                ) from None
+        self._fetched_at = _now()
+        return self._snapshot
+
+    def record(self, peer: PeerId) -> PeerRecord | None:
+        """What a peer last announced."""
+        peers = self._snapshot.peers if self._snapshot else ()
+        return next((record for record in peers if record.peer == peer), None)
+
+    def heard(self, peer: PeerId, rtt_s: float) -> None:
+        """A peer answered in this time."""
+        self._bans.pop(peer, None)
+        previous = self._rtt_ms.get(peer, rtt_s * 1e3)
+        self._rtt_ms[peer] = previous + 0.3 * (rtt_s * 1e3 - previous)
+
+    def lost(self, peer: PeerId) -> None:
+        """A peer did not answer, or refused."""
+        ban = self._bans.get(peer)
+        length_s = min(LONGEST_BAN_S, 2 * ban.length_s) if ban else FIRST_BAN_S
+        self._bans[peer] = _Ban(_now() + length_s, length_s)
+
+    def _plan(
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+    ) -> tuple[PlannedHop, ...]:
+        if self._snapshot is None:
+            raise NetworkError("The directory has not been read yet")
+        return plan(self._snapshot, span, RouteHints(self._rtt_ms, excluded=excluded, numerics=numerics))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,92 @@
+"""Causal grouped-query attention of several sessions at once, each against its own cache.
+
+A `Segment` is one session's rows in the batch; a `Tile` a few of its rows with exactly the keys
+they may see, so neither the upper triangle nor what lies behind a sliding window is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from swarm.model.cache import KVCache
+
+_TILE_ROWS = 128  # measured on CPU: 512 rows of 512 take 6.2 ms in tiles of 128, 9.0 in one piece
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows [start, end) of a segment, which see the cache's tokens [first, last)."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+    mask: Tensor | None  # [end - start, last - first], added to the scores; None: all are seen
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The rows [start, end) of the batch that belong to one session."""
+
+    cache: KVCache
+    start: int
+    end: int
+    tiles: tuple[Tile, ...]
+
+
+def tiles(position: int, tokens: int, window: int | None, dtype: torch.dtype) -> tuple[Tile, ...]:
+    """Cut `tokens` rows that begin at `position` into tiles."""
+    return tuple(
+        _tile(position, start, min(start + _TILE_ROWS, tokens), window, dtype)
+        for start in range(0, tokens, _TILE_ROWS)
+    )
+
+
+def _tile(position: int, start: int, end: int, window: int | None, dtype: torch.dtype) -> Tile:
+    last = position + end
+    first = 0 if window is None else max(0, position + start - window + 1)
+    if end - start == 1:
+        return Tile(start, end, first, last, None)
+    rows = torch.arange(position + start, position + end).unsqueeze(1)
+    keys = torch.arange(first, last)
+    hidden = keys > rows
+    if window is not None:
+        hidden |= keys <= rows - window
+    return Tile(
+        start, end, first, last, torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+    )
+
+
+def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
+    """Attention of queries [rows, heads, head_dim] over the caches; gives [rows, heads * head_dim].
+
+    The caches' rows of this step must have been written before.
+    """
+    parts = [
+        _attend_tile(
+            queries[segment.start + tile.start : segment.start + tile.end], segment.cache, tile, block
+        )
+        for segment in segments
+        for tile in segment.tiles
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_tile(queries: Tensor, cache: KVCache, tile: Tile, block: int) -> Tensor:
+    rows, heads, head_dim = queries.shape
+    keys, values = cache.read(block, tile.first, tile.last).unsqueeze(1)  # each [1, kv_heads, n, head_dim]
+    kv_heads = keys.shape[1]
+    if rows == 1:
+        # The query heads of a group become rows: every key is read once, not once per query head.
+        grouped = queries.view(1, kv_heads, heads // kv_heads, head_dim)
+        return F.scaled_dot_product_attention(grouped, keys, values).reshape(1, heads * head_dim)
+    # The groups become the batch, over which keys, values and mask are broadcast without a copy.
+    grouped = queries.view(rows, kv_heads, heads // kv_heads, head_dim).permute(2, 1, 0, 3)
+    shape = (len(grouped), -1, -1, -1)
+    mixed = F.scaled_dot_product_attention(
+        grouped, keys.expand(shape), values.expand(shape), attn_mask=tile.mask
+    )
+    return mixed.permute(2, 1, 0, 3).reshape(rows, heads * head_dim)

@@ -1,0 +1,199 @@
+"""The tensors of a model directory, in one safetensors file or many, read one at a time.
+
+Only the bytes of the asked tensor are read, into memory of our own: nothing is mapped, so a peer
+holds its own blocks and no more, and no pickle is ever opened. Every header is checked against the
+file's size before it is believed. Format: https://huggingface.co/docs/safetensors (u64 length,
+JSON header, bytes).
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from swarm.errors import BrokenModel, ManifestMismatch, UnsupportedModel
+from swarm.model.fields import REPULL, Fields, read_fields
+from swarm.security.manifest import Manifest
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_CHUNK_BYTES = 2**22
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies and what it is, from the header alone."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: Shape
+    offset: int  # of its first byte in the file
+    size_bytes: int
+
+
+class Checkpoint:
+    """A model directory's tensors by name. Headers are read when first needed, shard by shard."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._headers: dict[str, dict[str, TensorInfo]] = {}
+        self._files = _read_index(directory)  # by tensor name; None: everything is in one file
+
+    def info(self, name: str, shape: Shape) -> TensorInfo:
+        """A tensor's place. Raises `BrokenModel` unless it is there, whole, and of that shape."""
+        file = SINGLE_FILE if self._files is None else self._files.get(name)
+        if file is None:
+            raise BrokenModel(f"The tensor {name} is not listed in {self._directory / INDEX_FILE}", REPULL)
+        if file not in self._headers:
+            self._headers[file] = _read_header(self._directory / file, name)
+        info = self._headers[file].get(name)
+        if info is None:
+            raise BrokenModel(f"The tensor {name} is missing from {self._directory / file}", REPULL)
+        if info.shape != shape:
+            raise BrokenModel(
+                f"The tensor {name} in {info.file} has the shape {list(info.shape)} "
+                f"where config.json asks for {list(shape)}",
+                REPULL,
+            )
+        return info
+
+    def read_into(self, name: str, destination: Tensor, manifest: Manifest | None = None) -> None:
+        """Fill a contiguous tensor, of the shape that is asked for, converting to its dtype.
+
+        With a manifest, raises `ManifestMismatch` unless the stored tensor is the one it names.
+        """
+        info = self.info(name, tuple(destination.shape))
+        raw = destination if info.dtype == destination.dtype else torch.empty(info.shape, dtype=info.dtype)
+        _read_bytes(info, name, raw)
+        if manifest is not None:
+            digest = _new_digest(info)
+            digest.update(raw.view(torch.uint8).numpy().data)
+            _check_digest(name, info, digest.hexdigest(), manifest)
+        if raw is not destination:
+            destination.copy_(raw)
+
+    def digest(self, name: str, shape: Shape) -> str:
+        """SHA-256 of a tensor (its dtype, shape and bytes), in pieces, so that any size will do."""
+        info = self.info(name, shape)
+        digest, left = _new_digest(info), info.size_bytes
+        try:
+            with info.file.open("rb") as file:
+                file.seek(info.offset)
+                while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+                    digest.update(chunk)
+                    left -= len(chunk)
+        except OSError as error:
+            raise _unreadable(info, name, error) from error
+        if left:
+            raise _truncated(info.file, name)
+        return digest.hexdigest()
+
+
+def _read_index(directory: Path) -> dict[str, str] | None:
+    path = directory / INDEX_FILE
+    if not path.exists():
+        if not (directory / SINGLE_FILE).exists():
+            raise BrokenModel(
+                f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}; no other format is read", REPULL
+            )
+        return None
+    weight_map = read_fields(path).raw("weight_map")
+    if not isinstance(weight_map, dict):
+        raise BrokenModel(f"{path} has no weight_map", REPULL)
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise BrokenModel(f"{path} puts the tensor {name} in {file!r}, which is not a file name", REPULL)
+    return weight_map
+
+
+def _read_header(path: Path, wanted: str) -> dict[str, TensorInfo]:
+    try:
+        with path.open("rb") as file:
+            size_bytes = path.stat().st_size
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > min(_MAX_HEADER_BYTES, size_bytes - 8):
+                raise _truncated(path, wanted)
+            header = json.loads(file.read(header_bytes))
+    except FileNotFoundError as error:
+        raise BrokenModel(f"{path}, which holds the tensor {wanted}, is missing", REPULL) from error
+    except (OSError, ValueError) as error:
+        raise BrokenModel(
+            f"{path}, which holds the tensor {wanted}, cannot be read: {error}", REPULL
+        ) from error
+    if not isinstance(header, dict):
+        raise BrokenModel(f"The header of {path} is not a JSON object", REPULL)
+    body = (8 + header_bytes, size_bytes)
+    return {
+        name: _tensor_info(Fields(path, entry if isinstance(entry, dict) else {}, f"{name}."), name, body)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _tensor_info(entry: Fields, name: str, body: tuple[int, int]) -> TensorInfo:
+    """Read one entry of a header; `body` is where the file's tensor bytes start and end."""
+    dtype_name = entry.text_or("dtype", "")
+    if dtype_name not in _DTYPES:
+        raise UnsupportedModel(
+            f"The tensor {name} in {entry.path} is stored as {dtype_name or 'nothing'}",
+            f"Supported: {', '.join(_DTYPES)}.",
+        )
+    shape, offsets = entry.raw("shape"), entry.raw("data_offsets")
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        raise BrokenModel(f"The header of {entry.path} is damaged at the tensor {name}", REPULL)
+    dtype, (start, end) = _DTYPES[dtype_name], offsets
+    if end - start != math.prod(shape) * dtype.itemsize:
+        raise BrokenModel(f"The header of {entry.path} is damaged at the tensor {name}", REPULL)
+    if body[0] + end > body[1]:
+        raise _truncated(entry.path, name)
+    return TensorInfo(entry.path, dtype, tuple(shape), body[0] + start, end - start)
+
+
+def _are_counts(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _read_bytes(info: TensorInfo, name: str, raw: Tensor) -> None:
+    view = raw.view(torch.uint8).numpy().data.cast("B")
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            file.seek(info.offset)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise _truncated(info.file, name)
+                view = view[count:]
+    except OSError as error:
+        raise _unreadable(info, name, error) from error
+
+
+def _new_digest(info: TensorInfo) -> "hashlib._Hash":
+    shape = ",".join(map(str, info.shape))
+    return hashlib.sha256(f"{_DTYPE_NAMES[info.dtype]} {shape}\n".encode())
+
+
+def _check_digest(name: str, info: TensorInfo, digest: str, manifest: Manifest) -> None:
+    expected = manifest.tensors.get(name, "none")
+    if digest != expected:
+        raise ManifestMismatch(
+            f"The tensor {name} in {info.file} has the digest {digest} where the manifest names {expected}",
+            "It is another model, or it is damaged: fetch it again with `swarm model pull`.",
+        )
+
+
+def _truncated(path: Path, name: str) -> BrokenModel:
+    return BrokenModel(f"{path} ends before the tensor {name} does", REPULL)
+
+
+def _unreadable(info: TensorInfo, name: str, error: OSError) -> BrokenModel:
+    return BrokenModel(f"The tensor {name} cannot be read from {info.file}: {error}", REPULL)

@@ -1,0 +1,51 @@
+"""The small ends of a model: token ids to hidden states, and hidden states to logits.
+
+The client holds them; peers never do. Knows no blocks and no sampling.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarm.errors import RequestError
+from swarm.model.config import ModelConfig
+from swarm.model.layers import Projection, rms_norm
+
+
+class Head:
+    """Embedding, final norm and lm_head (which may be the embedding once more)."""
+
+    def __init__(self, config: ModelConfig, embed_tokens: Tensor, norm: Tensor, lm_head: Projection) -> None:
+        self.config = config
+        self._embed_tokens = embed_tokens  # [vocab, hidden]
+        self._norm = norm  # [hidden]
+        self._lm_head = lm_head  # [vocab, hidden]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in, and the dtype of the hidden states it gives."""
+        return self._embed_tokens.dtype
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory the weights take; tied embeddings count once."""
+        tied = self._lm_head.weight is self._embed_tokens
+        return self._embed_tokens.nbytes + self._norm.nbytes + (0 if tied else self._lm_head.size_bytes)
+
+    @torch.inference_mode()
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Hidden states [tokens, hidden] of token ids. Raises `RequestError` for an unknown id."""
+        for token_id in ids:
+            if not 0 <= token_id < self.config.vocab_size:
+                raise RequestError(
+                    f"The token id {token_id} is not one of the model's {self.config.vocab_size}",
+                    "Use the tokenizer of the same model.",
+                )
+        return self._embed_tokens[torch.tensor(ids, dtype=torch.long)]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [tokens, vocab] in fp32 from the last block's hidden states [tokens, hidden]."""
+        normed = rms_norm(hidden.to(self.dtype), self._norm, self.config.rms_norm_eps)
+        return self._lm_head(normed).to(torch.float32)

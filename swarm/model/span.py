@@ -1,0 +1,188 @@
+"""A span of a model's blocks: hidden states in, hidden states out, for several sessions at once.
+
+Linear layers run on the rows of all sessions stacked together, attention for each session on its
+own cache. A step counts only when all of it is done: after an exception every cache stands where
+it stood. Knows nothing of peers, embeddings or tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ContextOverflow, UsageError
+from swarm.model.attention import Segment, attend, tiles
+from swarm.model.cache import KVCache
+from swarm.model.config import ModelConfig
+from swarm.model.layers import Projection, gated_silu, rms_norm
+from swarm.model.rotary import Rotary, RotaryTables, rotate_
+from swarm.values import Span
+
+
+@dataclass(frozen=True, slots=True)
+class SpanStep:
+    """Rows [tokens, hidden] to push through the blocks at the cache's position."""
+
+    cache: KVCache
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """The tensors of one block; q, k, v and gate, up stacked into one matrix each."""
+
+    input_layernorm: Tensor  # [hidden]
+    qkv_proj: Projection  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    o_proj: Projection  # [hidden, heads * head_dim]
+    post_attention_layernorm: Tensor  # [hidden]
+    gate_up_proj: Projection  # [2 * intermediate, hidden]
+    down_proj: Projection  # [hidden, intermediate]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held."""
+        norms = (self.input_layernorm, self.q_norm, self.k_norm, self.post_attention_layernorm)
+        projections = (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
+        return sum(norm.nbytes for norm in norms if norm is not None) + sum(
+            each.size_bytes for each in projections
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What every block of one forward pass shares."""
+
+    rotary: RotaryTables
+    segments: dict[int | None, list[Segment]]  # by sliding window
+
+
+class SpanModel:
+    """Consecutive blocks of a model, in memory, ready to compute."""
+
+    def __init__(
+        self, config: ModelConfig, span: Span, blocks: Sequence[BlockWeights], dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.span = span
+        self.dtype = dtype
+        self._blocks = tuple(blocks)
+        self._rotary = Rotary(config, dtype)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory the weights take."""
+        return sum(block.size_bytes for block in self._blocks)
+
+    def new_cache(self, span: Span | None = None) -> KVCache:
+        """An empty cache for a session on these blocks, or on some of them."""
+        return KVCache(self.config, len(self._check_span(span)), self.dtype)
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[SpanStep], span: Span | None = None) -> list[Tensor]:
+        """Push each step through the blocks (all, or those of `span`); gives [tokens, hidden] for each.
+
+        Raises `UsageError` for rows of a wrong shape or a cache of other blocks, `ContextOverflow`
+        past the model's context. Not for two threads at once.
+        """
+        span = self._check_span(span)
+        self._check(batch, span)
+        if not batch:
+            return []
+        for step in batch:
+            step.cache.reserve(len(step.hidden))
+        hidden = torch.cat([step.hidden.to(self.dtype) for step in batch])  # [rows, hidden], a copy
+        shared = self._prepare(batch, span)
+        for index, block in enumerate(span):
+            self._run_block(block, index, hidden, shared)
+        for step in batch:
+            step.cache.advance(len(step.hidden))
+        return list(torch.split(hidden, [len(step.hidden) for step in batch]))
+
+    def _run_block(self, block: int, cache_index: int, hidden: Tensor, shared: _Batch) -> None:
+        weights = self._blocks[block - self.span.start]
+        eps = self.config.rms_norm_eps
+        normed = rms_norm(hidden, weights.input_layernorm, eps)
+        hidden.add_(
+            self._attention(
+                weights, cache_index, normed, shared.rotary, shared.segments[self.config.window(block)]
+            )
+        )
+        normed = rms_norm(hidden, weights.post_attention_layernorm, eps)
+        hidden.add_(weights.down_proj(gated_silu(weights.gate_up_proj(normed))))
+
+    def _attention(
+        self,
+        weights: BlockWeights,
+        cache_index: int,
+        x: Tensor,
+        rotary: RotaryTables,
+        segments: list[Segment],
+    ) -> Tensor:
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        qkv = weights.qkv_proj(x).view(len(x), heads + 2 * kv_heads, self.config.head_dim)
+        queries, keys = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+        if weights.q_norm is not None and weights.k_norm is not None:
+            queries.copy_(rms_norm(queries, weights.q_norm, self.config.rms_norm_eps))
+            keys.copy_(rms_norm(keys, weights.k_norm, self.config.rms_norm_eps))
+        rotate_(qkv[:, : heads + kv_heads], rotary)
+        for segment in segments:
+            rows = qkv[segment.start : segment.end, heads:].view(-1, 2, kv_heads, self.config.head_dim)
+            segment.cache.write(cache_index, segment.cache.position, rows)
+        return weights.o_proj(attend(queries, segments, cache_index))
+
+    def _prepare(self, batch: Sequence[SpanStep], span: Span) -> _Batch:
+        positions = [
+            torch.arange(step.cache.position, step.cache.position + len(step.hidden)) for step in batch
+        ]
+        windows = {self.config.window(block) for block in span}
+        return _Batch(
+            rotary=self._rotary.tables(torch.cat(positions)),
+            segments={window: self._segments(batch, window) for window in windows},
+        )
+
+    def _segments(self, batch: Sequence[SpanStep], window: int | None) -> list[Segment]:
+        segments: list[Segment] = []
+        start = 0
+        for step in batch:
+            end = start + len(step.hidden)
+            cut = tiles(step.cache.position, len(step.hidden), window, self.dtype)
+            segments.append(Segment(step.cache, start, end, cut))
+            start = end
+        return segments
+
+    def _check_span(self, span: Span | None) -> Span:
+        if span is None:
+            return self.span
+        if not self.span.covers(span):
+            raise UsageError(
+                f"The blocks {span} are not all in the span {self.span}", f"Ask for blocks of {self.span}."
+            )
+        return span
+
+    def _check(self, batch: Sequence[SpanStep], span: Span) -> None:
+        if len({id(step.cache) for step in batch}) < len(batch):
+            raise UsageError("Two steps of one session are in a batch", "Push them one after the other.")
+        for step in batch:
+            self._check_step(step, span)
+
+    def _check_step(self, step: SpanStep, span: Span) -> None:
+        shape = tuple(step.hidden.shape)
+        if len(shape) != 2 or shape[0] == 0 or shape[1] != self.config.hidden_size:
+            raise UsageError(
+                f"Hidden states of shape {list(shape)} cannot go through this model",
+                f"Send [tokens, {self.config.hidden_size}] with at least one token.",
+            )
+        if step.cache.num_blocks != len(span):
+            raise UsageError(
+                f"A cache of {step.cache.num_blocks} blocks does not fit the {len(span)} blocks {span}",
+                "Use the cache that `new_cache` gave for these blocks.",
+            )
+        if step.cache.position + len(step.hidden) > self.config.context_length:
+            raise ContextOverflow(
+                f"{step.cache.position + len(step.hidden)} tokens exceed the context of "
+                f"{self.config.context_length} tokens",
+                "Shorten the prompt or ask for fewer tokens.",
+            )

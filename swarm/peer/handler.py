@@ -1,0 +1,269 @@
+"""The peer's end of the session protocol: one call per stream, from Open to the stream's end.
+
+Checks every message before it costs anything, answers each step once, beats while a step is out,
+and turns every refusal into one `Fault`. Holds no session state of its own; that is in
+`peer/sessions`, and the work is done by `peer/executor`.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import torch
+
+from swarm.errors import ChannelClosed, ProtocolError, SessionRefused
+from swarm.network.channel import Channel
+from swarm.peer.executor import Executor
+from swarm.peer.sessions import PeerSession, SessionTable
+from swarm.values import ModelDigest, Span
+from swarm.wire.messages import (
+    MAX_STEP_TOKENS,
+    WIRE_VERSION,
+    AnyMessage,
+    Close,
+    Fault,
+    Leaving,
+    Message,
+    Open,
+    Opened,
+    Output,
+    Ping,
+    Pong,
+    Rewind,
+    Step,
+)
+from swarm.wire.tensors import CODECS, decode_tensor, encode_tensor
+
+OPEN_TIMEOUT_S = 10.0
+MIN_LEASE_S, MAX_LEASE_S = 0.2, 30.0
+BEATS_PER_LEASE = 4
+MAX_QUEUED_MESSAGES = 4  # of one session; a client that sends more without reading is cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """What this peer hosts; every Open is compared with it field by field."""
+
+    manifest: ModelDigest
+    span: Span
+    dtype: str
+    quantization: str
+    hidden_size: int
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A session's stream as the handler sees it."""
+
+    channel: Channel
+    session: PeerSession
+    epoch: int
+    codec: str
+    lease_s: float
+
+
+class SessionHandler:
+    """Serves session streams. Call it with each new `Channel`."""
+
+    def __init__(self, hosting: Hosting, sessions: SessionTable, executor: Executor) -> None:
+        self._hosting = hosting
+        self._sessions = sessions
+        self._executor = executor
+        self._streams: set[_Stream] = set()
+        self._leaving = False
+
+    @property
+    def open_streams(self) -> int:
+        """Streams with a session on them now."""
+        return len(self._streams)
+
+    async def __call__(self, channel: Channel) -> None:
+        """Serve one stream to its end. Never raises for what the other end does."""
+        try:
+            await self._serve(channel)
+        except SessionRefused as refusal:
+            await _send_fault(channel, _fault(refusal))
+        except ProtocolError as error:
+            await _send_fault(channel, Fault(code=error.code, text=str(error), retryable=False))
+        except ChannelClosed:
+            pass
+        finally:
+            channel.close()
+
+    async def leave(self, seconds: float) -> None:
+        """Take no new sessions, and tell everybody with one to move within so many seconds."""
+        self._leaving = True
+        for stream in list(self._streams):
+            with contextlib.suppress(ChannelClosed):
+                await stream.channel.send(Leaving(seconds=seconds))
+
+    def drop_streams(self) -> None:
+        """Cut every stream; the sessions stay for their clients to take up again."""
+        for stream in list(self._streams):
+            stream.channel.close()
+
+    async def expire(self) -> None:
+        """Close the sessions that nobody uses any more."""
+        for session in self._sessions.expired(_now()):
+            await self._close(session)
+
+    async def _serve(self, channel: Channel) -> None:
+        stream = await self._open(channel)
+        self._streams.add(stream)
+        try:
+            await self._converse(stream)
+        finally:
+            self._streams.discard(stream)
+            if stream.session.epoch == stream.epoch:
+                await self._executor.drain(stream.session.id)
+                self._sessions.detach(stream.session, stream.epoch, _now())
+
+    async def _open(self, channel: Channel) -> _Stream:
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                request, _ = await channel.receive()
+        except TimeoutError:
+            raise ChannelClosed(f"Peer {channel.peer} opened a stream and said nothing") from None
+        if not isinstance(request, Open):
+            raise SessionRefused("protocol", "A stream begins with Open.", "type")
+        self._check(request)
+        await self._executor.drain(request.session)
+        session = self._sessions.open(request, _now())
+        lease_s = min(max(request.lease_s, MIN_LEASE_S), MAX_LEASE_S)
+        await channel.send(Opened(position=session.position, max_tokens=session.max_tokens, lease_s=lease_s))
+        return _Stream(channel, session, request.epoch, request.codec, lease_s)
+
+    def _check(self, request: Open) -> None:
+        hosting = self._hosting
+        if request.wire_version != WIRE_VERSION:
+            _refuse("wire_version", request.wire_version, WIRE_VERSION)
+        if request.manifest != hosting.manifest:
+            _refuse("manifest", request.manifest, hosting.manifest)
+        if request.dtype != hosting.dtype:
+            _refuse("dtype", request.dtype, hosting.dtype)
+        if request.quantization != hosting.quantization:
+            _refuse("quantization", request.quantization, hosting.quantization)
+        if not hosting.span.start <= request.start < request.end <= hosting.span.end:
+            _refuse("span", f"{request.start}:{request.end}", str(hosting.span))
+        if request.codec not in CODECS:
+            _refuse("codec", request.codec, ", ".join(CODECS))
+        if not 0 < len(request.session) <= 64 or request.max_tokens <= 0 or request.epoch < 0:
+            raise SessionRefused("protocol", "Open has a field out of range.", "session")
+        if self._leaving:
+            raise SessionRefused("draining", "This peer is leaving and takes no new sessions.")
+
+    async def _converse(self, stream: _Stream) -> None:
+        """Read messages in one task and work on them in another, until the stream or session ends."""
+        queue: asyncio.Queue[tuple[AnyMessage, bytes]] = asyncio.Queue(MAX_QUEUED_MESSAGES)
+        reading = asyncio.create_task(self._read(stream, queue))
+        working = asyncio.create_task(self._work(stream, queue))
+        try:
+            done, _ = await asyncio.wait({reading, working}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (reading, working):
+                task.cancel()
+            await asyncio.gather(reading, working, return_exceptions=True)
+
+    async def _read(self, stream: _Stream, queue: asyncio.Queue[tuple[AnyMessage, bytes]]) -> None:
+        while True:
+            message, body = await stream.channel.receive()
+            if stream.session.epoch != stream.epoch:
+                raise SessionRefused("fenced", "A later take on this session exists.", "epoch")
+            if isinstance(message, Ping):
+                await stream.channel.send(Pong(id=message.id, queue_depth=self._executor.queue_depth))
+            elif isinstance(message, Close):
+                await self._close(stream.session)
+                return
+            else:
+                try:
+                    queue.put_nowait((message, body))
+                except asyncio.QueueFull:
+                    raise SessionRefused("protocol", "Too many messages without reading the answers.") from None
+
+    async def _work(self, stream: _Stream, queue: asyncio.Queue[tuple[AnyMessage, bytes]]) -> None:
+        while True:
+            message, body = await queue.get()
+            if isinstance(message, Step):
+                await self._step(stream, message, body)
+            elif isinstance(message, Rewind):
+                self._rewind(stream.session, message.position)
+            else:
+                raise SessionRefused("protocol", f"{type(message).__name__} is not for a peer.", "type")
+
+    async def _step(self, stream: _Stream, step: Step, body: bytes) -> None:
+        session = stream.session
+        session.last_used = _now()
+        if session.answered is not None and session.answered[0].id == step.id:
+            await stream.channel.send(*session.answered)
+            return
+        if step.position != session.position:
+            raise SessionRefused(
+                "position",
+                f"The step is at position {step.position}, the session at {session.position}.",
+                "position",
+                session.position,
+            )
+        if not 0 < step.tokens <= MAX_STEP_TOKENS or not 0 <= step.reply_tokens <= step.tokens:
+            raise SessionRefused("protocol", f"A step has 1 to {MAX_STEP_TOKENS} tokens.", "tokens")
+        hidden = decode_tensor(body, step.tokens, self._hosting.hidden_size, stream.codec)
+        self._sessions.reserve(session, step.tokens)
+        await self._answer(stream, step, hidden)
+
+    async def _answer(self, stream: _Stream, step: Step, hidden: torch.Tensor) -> None:
+        running = asyncio.create_task(self._executor.step(stream.session, hidden))
+        try:
+            while not running.done():
+                await asyncio.wait({running}, timeout=stream.lease_s / BEATS_PER_LEASE)
+                if not running.done():
+                    await stream.channel.send(Pong(id=-1, queue_depth=self._executor.queue_depth))
+        finally:
+            running.cancel()
+        result = running.result()
+        reply = result.hidden[step.tokens - step.reply_tokens :]
+        output = Output(
+            id=step.id,
+            position=step.position + step.tokens - step.reply_tokens,
+            tokens=step.reply_tokens,
+            compute_ms=result.compute_ms,
+            queue_ms=result.queue_ms,
+        )
+        stream.session.answered = (output, encode_tensor(reply, stream.codec))
+        stream.session.last_used = _now()
+        await stream.channel.send(*stream.session.answered)
+
+    def _rewind(self, session: PeerSession, position: int) -> None:
+        if not 0 <= position <= session.position:
+            raise SessionRefused(
+                "position", f"Cannot go back to {position} from {session.position}.", "position", session.position
+            )
+        session.cache.rewind(position)
+        session.answered = None
+
+    async def _close(self, session: PeerSession) -> None:
+        await self._executor.drain(session.id)
+        self._sessions.close(session)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _refuse(field: str, asked: object, hosted: object) -> None:
+    raise SessionRefused(field, f"This peer has {field} {hosted}, the client asks for {asked}.", field)
+
+
+def _fault(refusal: SessionRefused) -> Fault:
+    return Fault(
+        code=refusal.fault_code,
+        text=str(refusal),
+        retryable=refusal.fault_code in ("capacity", "draining", "compute_failed", "position"),
+        field=refusal.field,
+        expected_position=refusal.expected_position,
+    )
+
+
+async def _send_fault(channel: Channel, fault: Message) -> None:
+    with contextlib.suppress(ChannelClosed):
+        await channel.send(fault)

@@ -1,0 +1,96 @@
+"""A peer: the loaded blocks of one span, served on a network until it leaves.
+
+Puts together what serves sessions (handler, sessions, executor) and what speaks for it in the
+directory (announcer). Works on any `Network`; the program around it is `peer/program`.
+"""
+
+import asyncio
+
+from swarm.model.compute import Compute
+from swarm.model.dtypes import dtype_name
+from swarm.model.span import SpanModel
+from swarm.network.transport import Network
+from swarm.peer.announcer import Announcer, Load
+from swarm.peer.executor import Executor
+from swarm.peer.handler import Hosting, SessionHandler
+from swarm.peer.instruments import Instruments
+from swarm.peer.sessions import SessionLimits, SessionTable
+from swarm.peer.throughput import Throughput
+from swarm.wire.messages import SESSION_PROTOCOL
+
+EXPIRE_EVERY_S = 5.0
+LEAVE_CHECK_S = 0.02
+
+
+class Peer:
+    """Serves one span. `serve` once, then `leave` or `stop`."""
+
+    def __init__(
+        self,
+        model: SpanModel,
+        announcer: Announcer,
+        limits: SessionLimits,
+        throughput: Throughput,
+        compute: Compute,
+        instruments: Instruments,
+    ) -> None:
+        self.announcer = announcer
+        self.throughput = throughput
+        self.executor = Executor(model, compute, instruments.note_step)
+        self.sessions = SessionTable(model, limits)
+        profile = announcer.profile
+        hosting = Hosting(
+            manifest=profile.manifest,
+            span=model.span,
+            dtype=dtype_name(model.dtype),
+            quantization=profile.quantization,
+            hidden_size=model.config.hidden_size,
+        )
+        self.handler = SessionHandler(hosting, self.sessions, self.executor)
+        self._tasks: list[asyncio.Task[None]] = []
+        instruments.watch(
+            {
+                ("sessions", "Sessions held, with or without a stream."): lambda: len(self.sessions),
+                ("session_streams", "Sessions with an open stream."): lambda: self.handler.open_streams,
+                ("queue_depth", "Steps waiting or running."): lambda: self.executor.queue_depth,
+                ("kv_cache_bytes", "Memory held by the sessions' caches."): lambda: self.sessions.used_bytes,
+                ("kv_tokens_free", "Tokens that sessions may still take."): lambda: self.sessions.free_tokens,
+            }
+        )
+
+    async def serve(self, network: Network) -> None:
+        """Take sessions from now on, and say so in the directory."""
+        self._tasks = [asyncio.create_task(self.executor.run()), asyncio.create_task(self._expire())]
+        await network.serve(SESSION_PROTOCOL, self.handler)
+        self.announcer.load = self._load
+        await self.announcer.move_to("online")
+
+    async def leave(self, within_s: float) -> None:
+        """Tell everybody, let the sessions move for so long at most, withdraw the record, and stop."""
+        await self.handler.leave(within_s)
+        await self.announcer.move_to("draining")
+        ends_at = asyncio.get_running_loop().time() + within_s
+        while self.handler.open_streams and asyncio.get_running_loop().time() < ends_at:
+            await asyncio.sleep(LEAVE_CHECK_S)
+        await self.announcer.withdraw()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End everything at once."""
+        self.handler.drop_streams()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _load(self) -> Load:
+        return Load(
+            decode_tokens_per_s=self.throughput.decode_tokens_per_s,
+            prefill_tokens_per_s=self.throughput.prefill_tokens_per_s,
+            free_tokens=self.sessions.free_tokens,
+            queue_depth=self.executor.queue_depth,
+        )
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            await self.handler.expire()

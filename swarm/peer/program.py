@@ -1,0 +1,202 @@
+"""The program `swarm peer`: join, choose a span, load and measure it, serve, and leave when told to.
+
+The one place where a peer's parts meet the real network, disk and clock.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from swarm.model.cache import bytes_per_token
+from swarm.model.compute import ComputeThread
+from swarm.model.config import ModelConfig, read_config
+from swarm.model.dtypes import dtype_name, parse_dtype
+from swarm.model.span import SpanModel
+from swarm.model.store import ensure_manifest
+from swarm.model.weights import load_span, span_size_bytes
+from swarm.network.directory import Directory
+from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.peer.announcer import Announcer, Profile
+from swarm.peer.instruments import Instruments
+from swarm.peer.monitor import Monitor
+from swarm.peer.peer import Peer
+from swarm.peer.placement import blocks_that_fit, check_fits, choose_span, coverage_to_come
+from swarm.peer.sessions import SessionLimits
+from swarm.peer.throughput import Throughput, measure
+from swarm.security.identity import Identity
+from swarm.security.manifest import Manifest
+from swarm.values import PeerId, Span
+from swarm.wire.records import Snapshot
+
+CACHE_SHARE = 0.25  # of a peer's memory, for the caches of sessions
+MEMORY_SHARE = 0.8  # of what is free, when no --memory is given
+SETTLE_S = 1.0  # how long a joining peer waits to see whether another chose the same blocks
+MAX_CHOICES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """What `swarm peer` is told."""
+
+    model: str
+    directory: Path
+    store_root: Path
+    network: Libp2pConfig
+    span: Span | None = None  # None: the worst-covered blocks that fit
+    memory_bytes: int | None = None
+    dtype: str | None = None  # None: as the model is stored
+    threads: int | None = None  # None: measured
+    public_name: str = ""
+    monitor_port: int = 0
+    drain_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEvents:
+    """Whom the program tells what happens, for a person or a script to see."""
+
+    on_joined: Callable[[tuple[str, ...], int], None]  # addresses to join through, port of the monitor
+    on_loading: Callable[[Span, int, int], None]  # bytes done, bytes in all
+    on_online: Callable[[Profile, Throughput], None]
+    on_leaving: Callable[[float], None]  # seconds at most
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A model's files, and how much of it this peer has room for."""
+
+    config: ModelConfig
+    manifest: Manifest
+    dtype: str
+    memory_bytes: int
+    fitting_blocks: int
+
+    @property
+    def cache_bytes(self) -> int:
+        return int(self.memory_bytes * CACHE_SHARE)
+
+
+class _Stopped(Exception):
+    """Told to stop while still loading."""
+
+
+async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
+    """Run a peer until `stop` is set. Raises the `SwarmError` that keeps it from starting."""
+    plan = await asyncio.to_thread(_make_plan, config)
+    if config.span is not None:
+        plan.config.check_span(config.span)
+        check_fits(config.span, plan.fitting_blocks, plan.memory_bytes)
+    async with AsyncExitStack() as stack:
+        network = await Libp2pNetwork.start(config.network, identity)
+        stack.push_async_callback(network.close)
+        directory = Directory(network, identity, time.time)
+        announcer = Announcer(directory, _profile(config, plan, identity), time.time)
+        instruments = Instruments()
+        monitor = Monitor(instruments.metrics, lambda: _reasons(announcer))
+        stack.push_async_callback(monitor.close)
+        port = await monitor.start("127.0.0.1", config.monitor_port)
+        events.on_joined(network.addresses, port)
+        if config.span is None:
+            await _choose_span(directory, announcer, plan)
+        announcing = asyncio.create_task(announcer.run())
+        stack.callback(announcing.cancel)
+        compute = ComputeThread()
+        stack.callback(compute.close)
+        try:
+            model, throughput = await compute.run(lambda: _load(config, plan, announcer, events, stop))
+        except _Stopped:
+            return
+        limits = SessionLimits(plan.cache_bytes, plan.config.context_length)
+        peer = Peer(model, announcer, limits, throughput, compute, instruments)
+        await peer.serve(network)
+        events.on_online(announcer.profile, throughput)
+        await stop.wait()
+        events.on_leaving(config.drain_s)
+        announcing.cancel()
+        await peer.leave(config.drain_s)
+
+
+def _make_plan(config: PeerConfig) -> _Plan:
+    model = read_config(config.directory)
+    dtype = parse_dtype(config.dtype or model.dtype)
+    memory_bytes = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
+    largest = max(span_size_bytes(model, Span(b, b + 1), dtype) for b in range(model.num_blocks))
+    fitting = blocks_that_fit(int(memory_bytes * (1 - CACHE_SHARE)), largest, bytes_per_token(model, 1, dtype))
+    return _Plan(model, ensure_manifest(config.directory, config.store_root), dtype_name(dtype), memory_bytes, fitting)
+
+
+def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
+    model = plan.config
+    return Profile(
+        peer=identity.peer_id,
+        manifest=plan.manifest.digest,
+        model_name=Path(config.model).name,
+        model_type=model.model_type,
+        num_blocks=model.num_blocks,
+        hidden_size=model.hidden_size,
+        span=config.span or Span(0, model.num_blocks),
+        dtype=plan.dtype,
+        public_name=config.public_name,
+        started_at=time.time(),
+    )
+
+
+async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) -> None:
+    """Take the worst-covered blocks that fit; choose again when a peer that goes first was faster."""
+    if plan.fitting_blocks == 0:
+        check_fits(Span(0, 1), 0, plan.memory_bytes)
+    chosen: Span | None = None
+    for _ in range(MAX_CHOICES):
+        snapshot = await directory.snapshot(plan.manifest.digest, plan.config.num_blocks)
+        others = _going_first(snapshot, announcer.profile.peer)
+        best = choose_span(coverage_to_come(others), plan.fitting_blocks)
+        if best == chosen:
+            return
+        chosen = best
+        announcer.choose_span(chosen)
+        await announcer.announce()
+        await asyncio.sleep(SETTLE_S * random.uniform(0.5, 1.0))
+
+
+def _going_first(snapshot: Snapshot, own: PeerId) -> Snapshot:
+    """The others whose choice stands: of peers that join at the same time, the lower id goes first."""
+    later = [record.peer_id for record in snapshot.peers if record.state == "joining" and record.peer > own]
+    return snapshot.without([own, *later])
+
+
+def _load(
+    config: PeerConfig, plan: _Plan, announcer: Announcer, events: PeerEvents, stop: asyncio.Event
+) -> tuple[SpanModel, Throughput]:
+    """Runs on the compute thread. Raises `_Stopped` when told to stop before the end."""
+    span = announcer.profile.span
+
+    def on_progress(done: int, total: int) -> None:
+        if stop.is_set():
+            raise _Stopped
+        events.on_loading(span, done, total)
+
+    model = load_span(
+        config.directory,
+        plan.config,
+        span,
+        dtype=parse_dtype(plan.dtype),
+        manifest=plan.manifest,
+        on_progress=on_progress,
+    )
+    return model, measure(model, config.threads)
+
+
+def _reasons(announcer: Announcer) -> list[str]:
+    """Why the peer is not ready; empty when it is."""
+    reasons = []
+    if announcer.state != "online":
+        reasons.append(f"the peer is {announcer.state}")
+    if announcer.announced_at is None:
+        reasons.append("the directory has not taken the record yet")
+    return reasons

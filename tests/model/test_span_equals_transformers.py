@@ -1,0 +1,131 @@
+"""Every family and rotary type gives transformers' logits, whole, in spans, at once and step by step."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from swarm.model.config import ModelConfig
+from swarm.model.span import SpanModel, SpanStep
+from swarm.model.weights import load_head, load_span
+from swarm.testing.tiny_models import ROPES, VOCAB_SIZE, TinyModel, write_tiny_model
+from swarm.values import Span
+
+FAMILIES = {
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"num_key_value_heads": 6},
+    "mistral sliding": {"sliding_window": 5},
+    "qwen2 sliding": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    "qwen3 sliding": {
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    },
+}
+IDS = torch.arange(23) * 37 % VOCAB_SIZE
+
+
+def tiny(directory: Path, family: str, rope: str = "default", **overrides: object) -> ModelConfig:
+    overrides = {**FAMILIES[family], **overrides}
+    model = TinyModel(family=family.split()[0], rope=rope, overrides=overrides)
+    return write_tiny_model(directory, model)
+
+
+def reference_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        return model.eval()(ids[None]).logits[0]
+
+
+def spans_of(config: ModelConfig, directory: Path, cuts: list[int]) -> list[SpanModel]:
+    edges = [0, *cuts, config.num_blocks]
+    return [
+        load_span(directory, config, Span(start, end), dtype=torch.float32)
+        for start, end in zip(edges, edges[1:], strict=False)
+    ]
+
+
+def logits_of(config: ModelConfig, directory: Path, cuts: list[int], chunks: list[int]) -> torch.Tensor:
+    head = load_head(directory, config, dtype=torch.float32)
+    models = spans_of(config, directory, cuts)
+    caches = [model.new_cache() for model in models]
+    rows = []
+    for chunk in IDS.split(chunks):
+        hidden = head.embed(chunk.tolist())
+        for model, cache in zip(models, caches, strict=True):
+            (hidden,) = model.forward([SpanStep(cache, hidden)])
+        rows.append(head.logits(hidden))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers_in_one_prefill_and_token_by_token(tmp_path, family, rope):
+    config = tiny(tmp_path, family, rope)
+    expected = reference_logits(tmp_path, IDS)
+    assert expected.std() > 0.1
+    at_once = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
+    step_by_step = logits_of(config, tmp_path, cuts=[1, 3], chunks=[1] * len(IDS))
+    torch.testing.assert_close(at_once, expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(step_by_step, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral sliding", "qwen3 sliding"])
+@pytest.mark.parametrize("cuts", [[2], [1, 2, 3]])
+def test_unequal_chunks_through_several_spans_equal_transformers(tmp_path, family, cuts):
+    config = tiny(tmp_path, family)
+    expected = reference_logits(tmp_path, IDS)
+    actual = logits_of(config, tmp_path, cuts, chunks=[3, 1, 14, 1, 4])
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [4, 100])
+def test_a_window_longer_or_shorter_than_a_prompt_of_several_tiles_equals_transformers(tmp_path, window):
+    config = tiny(tmp_path, "mistral sliding", sliding_window=window, max_position_embeddings=512)
+    ids = torch.arange(300) * 53 % VOCAB_SIZE
+    expected = reference_logits(tmp_path, ids)
+    head = load_head(tmp_path, config, dtype=torch.float32)
+    model = load_span(tmp_path, config, Span(0, config.num_blocks), dtype=torch.float32)
+    (hidden,) = model.forward([SpanStep(model.new_cache(), head.embed(ids.tolist()))])
+    torch.testing.assert_close(head.logits(hidden), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_the_newer_spelling_of_a_config_computes_the_same(tmp_path, rope):
+    config = tiny(tmp_path / "older", "llama", rope)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "older")
+    model.save_pretrained(tmp_path / "newer")
+    written = json.loads((tmp_path / "newer" / "config.json").read_text())
+    assert "rope_parameters" in written
+    assert "rope_theta" not in written
+    assert "torch_dtype" not in written
+    newer = tiny_config(tmp_path / "newer")
+    assert newer.canonical() == config.canonical()
+    assert newer == config
+
+
+def tiny_config(directory: Path) -> ModelConfig:
+    from swarm.model.config import read_config
+
+    return read_config(directory)
+
+
+def test_yarn_variants_equal_transformers(tmp_path):
+    scaling = {
+        **ROPES["yarn"],
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "truncate": False,
+    }
+    config = tiny(tmp_path, "llama", rope_scaling=scaling)
+    actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
+    torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)
