@@ -6,7 +6,6 @@ unless `-vv` asks for all there is.
 
 import json
 import logging
-import os
 import sys
 import time
 from typing import Literal
@@ -50,19 +49,6 @@ def configure_logging(verbosity: int = 0, log_format: LogFormat = "human") -> No
     root.handlers[:] = [handler]
     root.setLevel(_LIBRARY_LEVELS[verbosity])
     logging.getLogger("swarm").setLevel(_OWN_LEVELS[verbosity])
-    # hivemind reads this when it is imported, which is later, and hands it on to its daemon
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", logging.getLevelName(_LIBRARY_LEVELS[verbosity]))
-
-
-def adopt_library(name: str) -> None:
-    """Send a library's messages through our handler; for libraries that bring one of their own.
-
-    To be called after the import that installs the foreign handler.
-    """
-    logger = logging.getLogger(name)
-    logger.handlers.clear()
-    logger.propagate = True
-    logger.setLevel(logging.NOTSET)
 
 
 def _level_name(record: logging.LogRecord) -> str:

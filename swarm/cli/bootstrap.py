@@ -18,12 +18,12 @@ def command(network: NetworkOptions, until_eof: bool, as_json: bool) -> None:
 
     Its address stays the same as long as its identity, its port and its host's name do.
     """
-    with network.identity() as identity:
+    with network.claim() as (identity, config):
 
         async def serve(stop: asyncio.Event) -> None:
             from swarm.network.libp2p import Libp2pNetwork
 
-            node = await Libp2pNetwork.start(network.node_config(), identity)
+            node = await Libp2pNetwork.start(config, identity)
             try:
                 _tell(identity.peer_id, node.addresses, as_json)
                 await stop.wait()

@@ -58,7 +58,9 @@ def check_compute() -> Check:
     threads = torch.get_num_threads()
     alone, together = _matmul_gflops(1), _matmul_gflops(threads)
     torch.set_num_threads(threads)
-    what = f"torch {torch.__version__}: {alone:.0f} GFLOP/s with 1 thread, {together:.0f} with {threads}"
+    what = f"torch {torch.__version__}: {alone:.0f} GFLOP/s with 1 thread"
+    if threads > 1:
+        what += f", {together:.0f} with {threads}"
     if threads > 1 and together < alone:
         return Check(
             "compute", "warn", what, "Another program keeps the cores busy: run the peer with --threads 1."

@@ -55,16 +55,13 @@ def _checks(paths: Paths, join: tuple[str, ...], port: int) -> Iterator[Callable
 async def check_swarm(join: tuple[str, ...]) -> Check:
     """Whether a swarm answers, agrees on the time, and what it hosts."""
     from swarm.network.directory import Directory
-    from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+    from swarm.network.libp2p import Libp2pConfig, open_libp2p
     from swarm.security.identity import new_identity
 
     begun = time.perf_counter()
     try:
-        network = await Libp2pNetwork.start(Libp2pConfig(join=join), new_identity())
-        try:
+        async with open_libp2p(Libp2pConfig(join=join, client=True), new_identity()) as network:
             models = await Directory(network, time.time).models()
-        finally:
-            await network.close()
     except SwarmError as error:
         return Check("swarm", "fail", error.what, error.fix)
     what = f"answered in {time.perf_counter() - begun:.1f} s"

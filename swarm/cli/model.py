@@ -91,9 +91,7 @@ def verify(model: str, as_json: bool) -> None:
     if as_json:
         print_json({"model": model, "manifest": found.digest, "directory": str(directory), "whole": True})
     else:
-        print_result(
-            f"{model} is whole: {len(found.tensors)} tensors match {found.digest}"
-        )
+        print_result(f"{model} is whole: {len(found.tensors)} tensors match {found.digest}")
 
 
 @command.command("show")

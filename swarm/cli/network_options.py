@@ -30,18 +30,19 @@ class NetworkOptions:
     identity_path: Path | None
 
     @contextmanager
-    def identity(self) -> Iterator["Identity"]:
-        """The node's identity, held for as long as the node runs."""
-        from swarm.security.identity import claim_identity
-
-        with claim_identity(self.identity_path, identity_file(self.role)) as identity:
-            yield identity
-
-    def node_config(self) -> "Libp2pConfig":
-        """How the node is to be started."""
+    def claim(self) -> Iterator[tuple["Identity", "Libp2pConfig"]]:
+        """Who the node is and how it is to be started; the identity is held while the block runs."""
         from swarm.network.libp2p import Libp2pConfig
+        from swarm.security.claim import claim_identity
 
-        return Libp2pConfig(join=self.join, listen=self.listen, announce=self.announce)
+        with claim_identity(self.identity_path, identity_file(self.role)) as claim:
+            config = Libp2pConfig(
+                join=self.join,
+                listen=self.listen,
+                announce=self.announce,
+                peer_list=claim.path.with_suffix(".peers.json"),
+            )
+            yield claim.identity, config
 
 
 def network_options(role: str) -> Callable[[Command], Command]:

@@ -54,20 +54,22 @@ def command(
     if len(public_name) > MAX_NAME_CHARS:
         raise UsageError(f"--name has {len(public_name)} characters", f"Use at most {MAX_NAME_CHARS}.")
     paths = find_paths()
-    config = PeerConfig(
-        model=model,
-        directory=resolve(model, paths.store_root),
-        store_root=paths.store_root,
-        network=network.node_config(),
-        span=None if blocks == "auto" else parse_span(blocks),
-        memory_bytes=memory,
-        dtype=dtype,
-        threads=threads,
-        public_name=public_name,
-        monitor_port=monitor,
-        drain_s=drain_s,
-    )
-    with network.identity() as identity, progress(unit_is_bytes=True) as show:
+    directory = resolve(model, paths.store_root)
+    span = None if blocks == "auto" else parse_span(blocks)
+    with network.claim() as (identity, node), progress(unit_is_bytes=True) as show:
+        config = PeerConfig(
+            model=model,
+            directory=directory,
+            store_root=paths.store_root,
+            network=node,
+            span=span,
+            memory_bytes=memory,
+            dtype=dtype,
+            threads=threads,
+            public_name=public_name,
+            monitor_port=monitor,
+            drain_s=drain_s,
+        )
         teller = _JsonTeller(identity.peer_id) if as_json else _Teller()
 
         def on_loading(span: Span, done: int, total: int) -> None:

@@ -37,18 +37,18 @@ async def _read(join: tuple[str, ...], wanted: str | None) -> "list[ModelStatus]
     from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
     from swarm.security.identity import new_identity
     from swarm.status.snapshot import summarize
+    from swarm.values import ModelDigest
 
-    identity = new_identity()
-    network = await Libp2pNetwork.start(Libp2pConfig(join=join), identity)
+    network = await Libp2pNetwork.start(Libp2pConfig(join=join, client=True), new_identity())
     try:
-        directory = Directory(network, identity, time.time)
+        directory = Directory(network, time.time)
         records = await directory.models()
         chosen = [record for record in records if wanted in (None, record.name, record.model)]
         if wanted is not None and not chosen:
             known = ", ".join(sorted({record.name for record in records})) or "none"
             raise UnknownModel(f"The swarm hosts no model {wanted!r}", f"It hosts: {known}.")
         return [
-            summarize(record, await directory.snapshot(record.model, record.num_blocks)) for record in chosen
+            summarize(record, await directory.snapshot(ModelDigest(record.model), record.num_blocks)) for record in chosen
         ]
     finally:
         await network.close()

@@ -12,13 +12,14 @@ its own, each conversation keeps one.
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from swarm.client.batched_head import BatchedHead
 from swarm.client.chat import Conversation
 from swarm.client.context import Context
 from swarm.client.generation import Generation, Request, Voice
@@ -29,7 +30,7 @@ from swarm.client.router import Numerics
 from swarm.client.routes import Routes
 from swarm.client.session import Session
 from swarm.config import store_root
-from swarm.errors import ManifestMismatch, NoRoute, SwarmError
+from swarm.errors import ManifestMismatch, SwarmError
 from swarm.model.chat_template import Message
 from swarm.model.compute import Compute, ComputeThread
 from swarm.model.sampling import Sampling
@@ -37,7 +38,7 @@ from swarm.network.directory import Directory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
 from swarm.network.transport import Network
 from swarm.security.identity import new_identity
-from swarm.values import ModelDigest, Span
+from swarm.values import Span
 from swarm.wire.records import Snapshot
 
 
@@ -60,15 +61,16 @@ class Client:
         self,
         model: ClientModel,
         network: Network,
+        directory: Directory,
         options: ClientOptions | None = None,
         compute: Compute | None = None,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self.model = model
         self.options = options or ClientOptions()
         self._network = network
-        self._directory = Directory(network, now)
+        self._directory = directory
         self._compute = compute or ComputeThread()
+        self._head = BatchedHead(model.head, self._compute)
         self._routes = Routes(self._fetch_snapshot)
 
     @classmethod
@@ -82,9 +84,9 @@ class Client:
         options = options or ClientOptions()
         loaded = await asyncio.to_thread(load_client_model, str(model), store_root(), options.dtype)
         async with AsyncExitStack() as stack:
-            network = await Libp2pNetwork.start(Libp2pConfig(join=tuple(join)), new_identity())
+            network = await Libp2pNetwork.start(Libp2pConfig(join=tuple(join), client=True), new_identity())
             stack.push_async_callback(network.close)
-            client = cls(loaded, network, options)
+            client = cls(loaded, network, Directory(network, time.time), options)
             stack.pop_all()
         return client
 
@@ -176,7 +178,7 @@ class Client:
             numerics=Numerics(options.dtype, "none") if options.dtype else None,
             on_wait=options.on_wait,
         )
-        return Context(Session(recovery, Span(0, config.num_blocks)), self.model.head, self._compute)
+        return Context(Session(recovery, Span(0, config.num_blocks)), self._head)
 
     async def _fetch_snapshot(self) -> Snapshot:
         model = self.model

@@ -8,18 +8,16 @@ from collections.abc import Sequence
 
 import torch
 
+from swarm.client.batched_head import BatchedHead
 from swarm.client.session import Session
-from swarm.model.compute import Compute
-from swarm.model.head import Head
 
 
 class Context:
     """The tokens of one conversation, fed through its session. One call at a time."""
 
-    def __init__(self, session: Session, head: Head, compute: Compute) -> None:
+    def __init__(self, session: Session, head: BatchedHead) -> None:
         self.session = session
         self._head = head
-        self._compute = compute
         self._ids: list[int] = []
 
     @property
@@ -43,8 +41,7 @@ class Context:
         except BaseException:
             del self._ids[self.session.position :]  # hold what the session holds, however it ended
             raise
-        logits = await self._compute.run(lambda: self._head.logits(hidden))
-        return logits[-1]
+        return await self._head.logits(hidden)
 
     async def close(self) -> None:
         """Free the session on every peer."""

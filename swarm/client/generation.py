@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 import torch
 
 from swarm.client.context import Context
-from swarm.client.reply import FinishReason, Piece, Reply, report_hops, report_resumes
+from swarm.client.reply import (
+    FinishReason,
+    HopReport,
+    Piece,
+    Reply,
+    ResumeReport,
+    report_hops,
+    report_resumes,
+)
 from swarm.errors import ContextOverflow, EmptyPrompt
 from swarm.model.detokenizer import StreamDecoder
 from swarm.model.sampling import Constraint, Sampling, choose
@@ -27,6 +35,7 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
+    output_ids: tuple[int, ...] = ()  # of a reply that was begun before; it goes on after them
     max_tokens: int | None = None  # None: as much as the context holds
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -76,8 +85,9 @@ class Generation:
         self._voice = voice
         self._open_context = open_context
         self._keep = keep
-        self._token_ids: list[int] = []
+        self._token_ids = list(request.output_ids)
         self._texts: list[str] = []
+        self._context: Context | None = None
         self._reply: Reply | None = None
         self._stream = self._run()
 
@@ -87,6 +97,17 @@ class Generation:
         if self._reply is None:
             raise RuntimeError("The reply is not complete yet: await the generation, or iterate to its end.")
         return self._reply
+
+    @property
+    def hops(self) -> tuple[HopReport, ...]:
+        """The chain as it is now; none before the first token and after the end."""
+        return report_hops(self._context.session.hops) if self._context else ()
+
+    @property
+    def resumes(self) -> tuple[ResumeReport, ...]:
+        """The losses survived so far."""
+        session = self._context.session if self._context else None
+        return report_resumes(session.resumes, session.recovery.exactness) if session else ()
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._stream
@@ -106,9 +127,9 @@ class Generation:
     async def _run(self) -> AsyncGenerator[Piece, None]:
         clock = asyncio.get_running_loop().time
         started_at = clock()
-        context = await self._open_context()
+        context = self._context = await self._open_context()
         try:
-            logits = await context.move_to(self._request.prompt_ids)
+            logits = await context.move_to([*self._request.prompt_ids, *self._token_ids])
             decoder = self._decoder()
             first_at = last_at = 0.0
             while True:
@@ -130,12 +151,14 @@ class Generation:
 
     def _decoder(self) -> StreamDecoder:
         request = self._request
-        return StreamDecoder(
+        decoder = StreamDecoder(
             self._voice.tokenizer,
             stop=request.stop,
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
         )
+        self._texts = [decoder.push(token_id) for token_id in request.output_ids]
+        return decoder
 
     def _choose(self, logits: torch.Tensor, decoder: StreamDecoder) -> Piece:
         request = self._request
@@ -163,6 +186,7 @@ class Generation:
     def _report(self, context: Context, reason: FinishReason, ttft_s: float, decode_s: float) -> Reply:
         session = context.session
         token_ids = tuple(self._token_ids)
+        steps = len(token_ids) - len(self._request.output_ids) - 1
         return Reply(
             model=self._voice.model,
             manifest=self._voice.manifest,
@@ -172,7 +196,7 @@ class Generation:
             prompt_tokens=len(self._request.prompt_ids),
             completion_tokens=len(token_ids),
             ttft_s=round(ttft_s, 4),
-            tokens_per_s=round((len(token_ids) - 1) / decode_s, 2) if decode_s > 0 else 0.0,
+            tokens_per_s=round(steps / decode_s, 2) if decode_s > 0 else 0.0,
             hops=report_hops(session.hops),
             resumes=report_resumes(session.resumes, session.recovery.exactness),
         )

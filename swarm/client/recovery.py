@@ -59,7 +59,7 @@ class Recovery:
     async def open_chain(self, span: Span) -> list[Hop]:
         """Open a first chain over `span`, and settle how hidden states travel.
 
-        Raises the last reason (mostly `NoRoute`) when patience ends.
+        Raises `NoRoute` when patience ends.
         """
         return await self._cover(span, {})
 
@@ -83,7 +83,7 @@ class Recovery:
                 return await self._open_all(planned, held)
             except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
                 if _now() + delay_s > ends_at:
-                    raise
+                    raise self.routes.no_route(span, error) from error
                 self.on_wait(error)
             await asyncio.sleep(delay_s)
         raise AssertionError("the backoff never ends")

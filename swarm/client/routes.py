@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swarm.client.router import Numerics, PlannedHop, RouteHints, plan
-from swarm.errors import NetworkError, NoRoute
+from swarm.client.router import Numerics, PlannedHop, RouteHints, no_route, plan
+from swarm.errors import NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
 
@@ -50,7 +50,7 @@ class Routes:
         A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers
         lost lately are taken only when there is no chain without them, `excluded` ones never.
         """
-        banned = frozenset(peer for peer, ban in self._bans.items() if ban.until > _now())
+        banned = self._banned()
         fresh = False
         if self._snapshot is None or _now() - self._fetched_at > SNAPSHOT_LIFE_S:
             await self.refresh()
@@ -94,6 +94,19 @@ class Routes:
         ban = self._bans.get(peer)
         length_s = min(LONGEST_BAN_S, 2 * ban.length_s) if ban else FIRST_BAN_S
         self._bans[peer] = _Ban(_now() + length_s, length_s)
+
+    def no_route(self, span: Span, last: SwarmError) -> NoRoute:
+        """The error for a span that could not be covered: which blocks are on no peer that answers."""
+        if isinstance(last, NoRoute):
+            return last
+        peers = self._snapshot.online() if self._snapshot else ()
+        answering = [record for record in peers if record.peer_id not in self._banned()]
+        error = no_route(answering, span)
+        return NoRoute(f"{error.what} ({last.what[:1].lower()}{last.what[1:]})", error.fix)
+
+    def _banned(self) -> frozenset[PeerId]:
+        now = _now()
+        return frozenset(peer for peer, ban in self._bans.items() if ban.until > now)
 
     def _plan(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]

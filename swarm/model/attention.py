@@ -63,7 +63,8 @@ def _tile(position: int, start: int, end: int, window: int | None, dtype: torch.
 def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
     """Attention of queries [rows, heads, head_dim] over the caches; gives [rows, heads * head_dim].
 
-    The caches' rows of this step must have been written before.
+    Computes in the dtype of the queries, which the tiles must share and the caches need not. The
+    caches' rows of this step must have been written before.
     """
     parts = [
         _attend_tile(
@@ -77,7 +78,9 @@ def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
 
 def _attend_tile(queries: Tensor, cache: KVCache, tile: Tile, block: int) -> Tensor:
     rows, heads, head_dim = queries.shape
-    keys, values = cache.read(block, tile.first, tile.last).unsqueeze(1)  # each [1, kv_heads, n, head_dim]
+    keys, values = (
+        cache.read(block, tile.first, tile.last).to(queries.dtype).unsqueeze(1)
+    )  # each [1, kv_heads, n, head_dim]
     kv_heads = keys.shape[1]
     if rows == 1:
         # The query heads of a group become rows: every key is read once, not once per query head.

@@ -46,7 +46,7 @@ class Checkpoint:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._headers: dict[str, dict[str, TensorInfo]] = {}
+        self._headers: dict[str, _Header] = {}
         self._files = _read_index(directory)  # by tensor name; None: everything is in one file
 
     def info(self, name: str, shape: Shape) -> TensorInfo:
@@ -56,9 +56,7 @@ class Checkpoint:
             raise BrokenModel(f"The tensor {name} is not listed in {self._directory / INDEX_FILE}", REPULL)
         if file not in self._headers:
             self._headers[file] = _read_header(self._directory / file, name)
-        info = self._headers[file].get(name)
-        if info is None:
-            raise BrokenModel(f"The tensor {name} is missing from {self._directory / file}", REPULL)
+        info = self._headers[file].info(name)
         if info.shape != shape:
             raise BrokenModel(
                 f"The tensor {name} in {info.file} has the shape {list(info.shape)} "
@@ -116,47 +114,53 @@ def _read_index(directory: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def _read_header(path: Path, wanted: str) -> dict[str, TensorInfo]:
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The header of one file; an entry is checked when its tensor is asked for."""
+
+    entries: Fields
+    body_start: int
+    file_size_bytes: int
+
+    def info(self, name: str) -> TensorInfo:
+        path = self.entries.path
+        entry = self.entries.section(name)
+        if entry is None:
+            raise BrokenModel(f"The tensor {name} is missing from {path}", REPULL)
+        dtype_name = entry.text_or("dtype", "")
+        if dtype_name not in _DTYPES:
+            raise UnsupportedModel(
+                f"The tensor {name} in {path} is stored as {dtype_name or 'nothing'}",
+                f"Supported: {', '.join(_DTYPES)}.",
+            )
+        dtype, shape, offsets = _DTYPES[dtype_name], entry.raw("shape"), entry.raw("data_offsets")
+        if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+            raise BrokenModel(f"The header of {path} is damaged at the tensor {name}", REPULL)
+        start, end = offsets
+        if end - start != math.prod(shape) * dtype.itemsize:
+            raise BrokenModel(f"The header of {path} is damaged at the tensor {name}", REPULL)
+        if self.body_start + end > self.file_size_bytes:
+            raise _truncated(path, name)
+        return TensorInfo(path, dtype, tuple(shape), self.body_start + start, end - start)
+
+
+def _read_header(path: Path, wanted: str) -> _Header:
     try:
         with path.open("rb") as file:
             size_bytes = path.stat().st_size
             header_bytes = int.from_bytes(file.read(8), "little")
             if header_bytes > min(_MAX_HEADER_BYTES, size_bytes - 8):
                 raise _truncated(path, wanted)
-            header = json.loads(file.read(header_bytes))
+            entries = json.loads(file.read(header_bytes))
     except FileNotFoundError as error:
         raise BrokenModel(f"{path}, which holds the tensor {wanted}, is missing", REPULL) from error
     except (OSError, ValueError) as error:
         raise BrokenModel(
             f"{path}, which holds the tensor {wanted}, cannot be read: {error}", REPULL
         ) from error
-    if not isinstance(header, dict):
+    if not isinstance(entries, dict):
         raise BrokenModel(f"The header of {path} is not a JSON object", REPULL)
-    body = (8 + header_bytes, size_bytes)
-    return {
-        name: _tensor_info(Fields(path, entry if isinstance(entry, dict) else {}, f"{name}."), name, body)
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
-
-
-def _tensor_info(entry: Fields, name: str, body: tuple[int, int]) -> TensorInfo:
-    """Read one entry of a header; `body` is where the file's tensor bytes start and end."""
-    dtype_name = entry.text_or("dtype", "")
-    if dtype_name not in _DTYPES:
-        raise UnsupportedModel(
-            f"The tensor {name} in {entry.path} is stored as {dtype_name or 'nothing'}",
-            f"Supported: {', '.join(_DTYPES)}.",
-        )
-    shape, offsets = entry.raw("shape"), entry.raw("data_offsets")
-    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise BrokenModel(f"The header of {entry.path} is damaged at the tensor {name}", REPULL)
-    dtype, (start, end) = _DTYPES[dtype_name], offsets
-    if end - start != math.prod(shape) * dtype.itemsize:
-        raise BrokenModel(f"The header of {entry.path} is damaged at the tensor {name}", REPULL)
-    if body[0] + end > body[1]:
-        raise _truncated(entry.path, name)
-    return TensorInfo(entry.path, dtype, tuple(shape), body[0] + start, end - start)
+    return _Header(Fields(path, entries), 8 + header_bytes, size_bytes)
 
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:

@@ -61,7 +61,7 @@ class _IncrementalText:
         self._given = 0  # characters of the window's text that were returned
 
     def push(self, token_id: int) -> str:
-        if token_id in self._skipped:
+        if token_id in self._skipped or self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._window.append(token_id)
         if token_id in self._tokenizer.byte_ids:
@@ -81,14 +81,11 @@ class _IncrementalText:
         return piece
 
     def _shrink(self) -> None:
-        if len(self._window) < 2 * _CONTEXT_TOKENS:
-            return
-        context = self._window[-_CONTEXT_TOKENS:]
-        text = self._decode(context)
-        # Without any text the decoder would take what follows for the start of a text and strip its
-        # space; with a replacement at the end the window is cut within a character.
-        if text and not text.endswith(_REPLACEMENT):
-            self._window, self._given = context, len(text)
+        # The context is safe to begin with: every token in it is at least a byte, so it is longer than
+        # a character cut at its front and than the space that a decoder strips there.
+        if len(self._window) >= 2 * _CONTEXT_TOKENS:
+            self._window = self._window[-_CONTEXT_TOKENS:]
+            self._given = len(self._decode(self._window))
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)

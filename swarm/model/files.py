@@ -1,6 +1,6 @@
 """Directories that appear whole or not at all, locks between processes, checksums and JSON files.
 
-Knows nothing of models. StageProgress is told to a callback `(stage, done, total)`; done and total count
+Knows nothing of models. Progress is told to a callback `(stage, done, total)`; done and total count
 bytes or items, total is 0 while it is unknown.
 """
 

@@ -127,7 +127,7 @@ def _follow(output: Iterable[str], on_progress: StageProgress) -> list[str]:
     """Tell pip's progress until it ends; returns what else it said."""
     lines = []
     for line in output:
-        if match := re.fullmatch(r"StageProgress (\d+) of (\d+)\s*", line):
+        if match := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
             on_progress("downloading", int(match[1]), int(match[2]))
         elif line.strip():
             lines.append(line.strip())

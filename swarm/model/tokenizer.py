@@ -45,6 +45,15 @@ class Tokenizer:
         """The special tokens by role, for example ``{"bos_token": "<s>"}``."""
         return self._named_tokens
 
+    def to_json(self) -> str:
+        """The content of `tokenizer.json`, for libraries that read the vocabulary themselves."""
+        return self._backend.to_str()
+
+    def template_source(self, *, with_tools: bool) -> str:
+        """The Jinja source of the template that such a chat is rendered with; empty without one."""
+        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        return self._sources.get(name, "")
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the control tokens, which are no part of a reply's text."""
@@ -74,6 +83,10 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """The id of exactly this token, or None."""
         return self._backend.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it, or None: a model may have more ids than tokens."""
+        return self._backend.id_to_token(token_id)
 
     def render_chat(
         self,

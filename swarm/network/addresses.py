@@ -13,7 +13,9 @@ from swarm.security.identity import is_peer_id
 from swarm.values import PeerId
 
 _EXAMPLE_ID = "12D3KooW..."
-_JOIN_FIX = f"Copy the whole address a peer prints at its start, like /ip4/203.0.113.7/tcp/31337/p2p/{_EXAMPLE_ID}"
+_JOIN_FIX = (
+    f"Copy the whole address a peer prints at its start, like /ip4/203.0.113.7/tcp/31337/p2p/{_EXAMPLE_ID}"
+)
 _LISTEN_FIX = "Write HOST:PORT or a multiaddress, for example 0.0.0.0:31337 or /ip4/0.0.0.0/tcp/31337."
 _TRANSPORT = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/(tcp|udp)/(\d{1,5})((?:/quic(?:-v1)?)?)")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.-]{1,253}(?<!-)")
@@ -83,7 +85,9 @@ def parse_announce_address(text: str) -> Endpoint:
 
 
 def _parse_endpoint(text: str, lowest_port: int = 0) -> Endpoint | None:
-    endpoint = _from_multiaddress(text.strip()) if text.strip().startswith("/") else _from_host_port(text.strip())
+    endpoint = (
+        _from_multiaddress(text.strip()) if text.strip().startswith("/") else _from_host_port(text.strip())
+    )
     if endpoint is None or not lowest_port <= endpoint.port <= 65535:
         return None
     return endpoint if _host_fits(endpoint.family, endpoint.host) else None

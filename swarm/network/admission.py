@@ -45,28 +45,44 @@ def subkey_of(record: AnyRecord) -> str:
 
 
 def open_entry(entry: Entry, now: float, grace_s: float = 0.0) -> AnyRecord:
-    """The record of an entry; raises `InvalidRecord` unless it is valid and stands under its own subkey.
+    """The record of an entry; raises `InvalidRecord` unless it is valid and expires when the entry does.
 
-    `grace_s` forgives a clock that differs by so much. The caller still has to compare the key.
+    `grace_s` forgives clocks that differ by so much more. The caller still has to compare the key.
     """
-    if len(entry.sealed) > MAX_SEALED_BYTES:
-        raise InvalidRecord(f"A record of {len(entry.sealed)} bytes is over the limit of {MAX_SEALED_BYTES}")
-    record = unseal(entry.sealed, verify, now, grace_s)
-    if entry.subkey != subkey_of(record):
-        raise InvalidRecord("The record stands under a subkey that is not its own")
+    record = _open(entry.subkey, entry.sealed, now, grace_s)
     if entry.expires_at != record.expires_at:
         raise InvalidRecord("The record is to be kept for longer or shorter than it says itself")
     return record
 
 
 def admit(key: str, entry: Entry, now: float) -> AnyRecord:
-    """The record of an entry under `key`; raises `InvalidRecord` when it may not stand there."""
+    """The record of an entry; raises `InvalidRecord` unless it may be kept under `key`."""
     record = open_entry(entry, now)
-    if key not in keys_of(record):
-        raise InvalidRecord("The record stands under a key that is not its own")
+    _check_key(key, record)
+    return record
+
+
+def open_at(key: str, subkey: str, sealed: bytes, now: float) -> AnyRecord:
+    """A record that was found under a key; raises `InvalidRecord` unless it is valid and may stand there."""
+    record = _open(subkey, sealed, now)
+    _check_key(key, record)
     return record
 
 
 def supersedes(newer: AnyRecord, older: AnyRecord) -> bool:
     """Whether a record takes the place of another by the same peer."""
     return newer.sequence > older.sequence and newer.expires_at > older.expires_at
+
+
+def _open(subkey: str, sealed: bytes, now: float, grace_s: float = 0.0) -> AnyRecord:
+    if len(sealed) > MAX_SEALED_BYTES:
+        raise InvalidRecord(f"A record of {len(sealed)} bytes is over the limit of {MAX_SEALED_BYTES}")
+    record = unseal(sealed, verify, now, grace_s)
+    if subkey != subkey_of(record):
+        raise InvalidRecord("The record stands under a subkey that is not its own")
+    return record
+
+
+def _check_key(key: str, record: AnyRecord) -> None:
+    if key not in keys_of(record):
+        raise InvalidRecord("The record stands under a key that is not its own")

@@ -12,7 +12,11 @@ from swarm.values import PeerId
 from swarm.wire.frames import PREFIX_BYTES, decode_prefix, encode_prefix
 from swarm.wire.messages import AnyMessage, Message, decode_message, encode_message
 
-_STREAM_ERRORS = (OSError, asyncio.IncompleteReadError, RuntimeError)  # uvloop raises RuntimeError when closed
+_STREAM_ERRORS = (
+    OSError,
+    asyncio.IncompleteReadError,
+    RuntimeError,
+)  # uvloop raises RuntimeError when closed
 
 
 class Reader(Protocol):

@@ -46,7 +46,7 @@ class Backoff:
     limit_s: float = 60.0
 
     def delay_s(self, attempt: int, chance: float) -> float:
-        """The wait before try number `attempt` (from 0). `chance` in [0, 1) spreads it over its upper half."""
+        """The wait before try `attempt` (from 0). `chance` in [0, 1) spreads it over its upper half."""
         full = min(self.limit_s, self.first_s * self.factor ** min(attempt, 64))
         return full * (0.5 + chance / 2)
 
@@ -55,7 +55,9 @@ def remember(known: PeerList, seen: Iterable[KnownPeer]) -> PeerList:
     """The list with newer sightings taken in; the oldest fall off its end."""
     by_peer = {entry.peer: entry for entry in known}
     for entry in seen:
-        if entry.addresses and (entry.peer not in by_peer or by_peer[entry.peer].last_seen <= entry.last_seen):
+        if entry.addresses and (
+            entry.peer not in by_peer or by_peer[entry.peer].last_seen <= entry.last_seen
+        ):
             by_peer[entry.peer] = KnownPeer(
                 entry.peer, entry.addresses[:MAX_ADDRESSES_PER_PEER], entry.last_seen
             )

@@ -7,6 +7,7 @@ tests; both are held to the same contract by the same tests.
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from swarm.errors import SwarmError
 from swarm.network.channel import Channel
 from swarm.values import PeerId
 
@@ -35,11 +36,18 @@ class Network(Protocol):
         ...
 
     async def store(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
-        """Put a sealed record into the DHT. False when the nodes that answered refused it."""
+        """Put a sealed record into the DHT. False when the nodes that answered refused it.
+
+        `key`, `subkey` and `expires_at` are the record's own; network/admission has the rules.
+        """
         ...
 
     async def fetch(self, key: str) -> dict[str, bytes]:
         """All live values under a key, by subkey; empty when there are none."""
+        ...
+
+    async def wait_failed(self) -> SwarmError:
+        """Return, with the reason, when the node is lost for good; a node that can recover does so unseen."""
         ...
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from swarm.config import software_version
 from swarm.errors import NetworkError
-from swarm.network.directory import Directory
+from swarm.network.directory import OwnDirectory
 from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.messages import WIRE_VERSION
 from swarm.wire.records import ModelRecord, PeerRecord, State
@@ -51,7 +51,7 @@ class Load:
 class Announcer:
     """Announces a peer until cancelled."""
 
-    def __init__(self, directory: Directory, profile: Profile, now: Callable[[], float]) -> None:
+    def __init__(self, directory: OwnDirectory, profile: Profile, now: Callable[[], float]) -> None:
         self.profile = profile
         self.state: State = "joining"
         self.load: Callable[[], Load] = Load

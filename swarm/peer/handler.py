@@ -51,7 +51,7 @@ class Hosting:
     hidden_size: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Stream:
     """A session's stream as the handler sees it."""
 

@@ -20,7 +20,7 @@ from swarm.model.dtypes import dtype_name, parse_dtype
 from swarm.model.span import SpanModel
 from swarm.model.store import ensure_manifest
 from swarm.model.weights import load_span, span_size_bytes
-from swarm.network.directory import Directory
+from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
 from swarm.peer.announcer import Announcer, Profile
 from swarm.peer.instruments import Instruments
@@ -95,7 +95,7 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
     async with AsyncExitStack() as stack:
         network = await Libp2pNetwork.start(config.network, identity)
         stack.push_async_callback(network.close)
-        directory = Directory(network, identity, time.time)
+        directory = OwnDirectory(network, identity, time.time)
         announcer = Announcer(directory, _profile(config, plan, identity), time.time)
         instruments = Instruments()
         monitor = Monitor(instruments.metrics, lambda: _reasons(announcer))
@@ -198,5 +198,5 @@ def _reasons(announcer: Announcer) -> list[str]:
     if announcer.state != "online":
         reasons.append(f"the peer is {announcer.state}")
     if announcer.announced_at is None:
-        reasons.append("the directory has not taken the record yet")
+        reasons.append("the directory has not taken the record")
     return reasons

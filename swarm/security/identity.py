@@ -5,6 +5,7 @@ The key file is libp2p's own (protobuf ``PrivateKey``), and the peer id is the p
 with nothing but the peer id. A private key is never printed and never world-readable.
 """
 
+import contextlib
 import os
 import secrets
 import stat
@@ -113,22 +114,25 @@ def _write_once(path: Path, identity: Identity) -> None:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(identity.to_bytes())
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(draft, path)
+            _write_secret(draft, identity.to_bytes())
+            with contextlib.suppress(FileExistsError):  # another process was first
+                os.link(draft, path)
         finally:
-            draft.unlink()
-    except FileExistsError:
-        return  # another process was first
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"The identity file {path} cannot be written: {error.strerror}",
             "Choose another place with --identity.",
         ) from error
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _public_bytes_of(peer_id: str) -> bytes | None:

@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """Prints what the engine does alone: decode ms/token and prefill tokens/s, by dtype and batch size.
 
     python tests/bench/engine.py [--model DIRECTORY] [--threads N]
@@ -77,7 +78,8 @@ def main() -> None:
             write_tiny_model(directory, TinyModel(num_blocks=30, dtype="bfloat16", overrides=SMOLLM2_135M))
         print(f"{torch.backends.cpu.get_cpu_capability()}, {arguments.threads} thread(s)")
         print(
-            "dtype  head ms | decode ms per step, by sessions: 1, 1 after 1024 tokens, 2, 4, 8, 16 | prefill 512, tokens/s"
+            "dtype  head ms | decode ms per step, by sessions: "
+            "1, 1 after 1024 tokens, 2, 4, 8, 16 | prefill 512, tokens/s"
         )
         for name in ("fp32", "bf16", "fp16"):
             measure(directory, name)

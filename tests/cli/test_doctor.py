@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from swarm.cli import checks
+from swarm.cli.doctor import check_swarm
 from swarm.cli.main import run
 
 
@@ -122,3 +123,25 @@ def test_cached_models_are_named(home):
 def test_doctor_changes_nothing(home):
     run(["doctor"])
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.live
+async def test_a_swarm_that_answers_is_described():
+    from swarm.network.libp2p import Libp2pConfig, open_libp2p
+    from swarm.security.identity import new_identity
+
+    async with open_libp2p(Libp2pConfig(), new_identity()) as node:
+        found = await check_swarm(node.addresses[:1])
+    assert found.what.startswith("answered in")
+    assert (found.status, "no model yet" in found.what) == ("warn", True)
+
+
+@pytest.mark.live
+async def test_a_swarm_that_does_not_answer_is_a_failed_check():
+    from swarm.security.identity import new_identity
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    found = await check_swarm((f"/ip4/127.0.0.1/tcp/{port}/p2p/{new_identity().peer_id}",))
+    assert (found.status, bool(found.fix)) == ("fail", True)

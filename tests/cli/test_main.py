@@ -20,7 +20,6 @@ from swarm.values import Span
 def home(tmp_path, monkeypatch):
     """Every test has files of its own, and gives logging back as it was."""
     monkeypatch.setenv("SWARM_HOME", str(tmp_path))
-    monkeypatch.setenv("HIVEMIND_LOGLEVEL", "ERROR")
     root, own = logging.getLogger(), logging.getLogger("swarm")
     before = (root.handlers[:], root.level, own.level)
     yield tmp_path

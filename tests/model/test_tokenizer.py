@@ -15,13 +15,14 @@ from swarm.model.tokenizer import load_tokenizer
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2-135m.json").read_text())
 HELLO = [{"role": "user", "content": "Hi  "}]
+CALL = {"name": "f", "arguments": {"x": 1.5, "é": "<&>"}}
 TALK = [
     {"role": "system", "content": "Be <brief> & 'kind'."},
     {"role": "user", "content": "Grüße, 世界 👩‍👩‍👧"},
     {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"name": "f", "arguments": {"x": 1.5, "é": "<&>"}}],
+        "tool_calls": [CALL],
     },
     {"role": "tool", "content": "\n42\n"},
     {"role": "assistant", "content": "So it is", "reasoning": "because"},
@@ -31,8 +32,8 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 EACH, END = "{% for m in messages %}", "{% endfor %}"
 TEMPLATES = {
     "special tokens": "{{ bos_token }}" + EACH + "{{ m.content }}{{ eos_token }}" + END,
-    "trimmed blocks": "{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% endfor %}\n",
-    "tojson": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}{{ messages[0] | tojson(sort_keys=true) }}",
+    "trimmed blocks": EACH + "\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n" + END + "\n",
+    "tojson": "{{ messages | tojson }}{{ tools | tojson(indent=2, sort_keys=true) }}",
     "separators": "{{ tools | tojson(separators=(',', ':'), ensure_ascii=true) }}",
     "loop controls": EACH + "{% if m.role == 'tool' %}{% break %}{% endif %}{{ m.role }}" + END,
     "generation tag": EACH + "{% generation %}{{ m.role }}{% endgeneration %}" + END,
@@ -291,4 +292,5 @@ def test_vocabulary_counts_added_tokens(directory, tmp_path):
     tokenizer = load_tokenizer(tmp_path / "copy")
     assert tokenizer.vocab_size == 3 + 256 + 3
     assert tokenizer.special_ids == {0, 1, 2}
-    assert tokenizer.token_to_id("<|im_end|>") == 2
+    assert (tokenizer.token_to_id("<|im_end|>"), tokenizer.id_to_token(2)) == (2, "<|im_end|>")
+    assert (tokenizer.token_to_id("mystery"), tokenizer.id_to_token(262)) == (None, None)

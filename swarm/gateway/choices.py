@@ -1,0 +1,132 @@
+"""One choice of a reply as it grows: from the client library's pieces to what is new for a reader.
+
+Pure. What a stream tells is what the whole answer is made of, so that the two cannot differ.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarm.client.generation import Request
+from swarm.client.reply import HopReport, Piece, ResumeReport
+from swarm.gateway.schema import ChoiceProvenance, FinishReason, SwarmHop, SwarmResume, TokenLogprob, TopLogprob
+from swarm.gateway.tools import Call, ToolParser
+
+TokenBytes = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedCall:
+    """A call with its place in the reply."""
+
+    index: int
+    id: str
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What one token added to a choice."""
+
+    index: int
+    first: bool = False
+    text: str = ""
+    calls: tuple[NumberedCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice: what it is to be, and what there is of it."""
+
+    index: int
+    request: Request
+    new_call_id: Callable[[], str]
+    parser: ToolParser | None = None
+    token_bytes: TokenBytes | None = None  # None: no log probabilities are told
+    output_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[NumberedCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    hops: tuple[HopReport, ...] = ()
+    resumes: tuple[ResumeReport, ...] = ()
+    ttft_s: float | None = None
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The text so far, without calls."""
+        return "".join(self.texts)
+
+    def push(self, piece: Piece) -> News:
+        """Take a piece in; gives what is new."""
+        first = not self.output_ids
+        self.output_ids.append(piece.token_id)
+        logprobs = (self._logprob(piece),) if self.token_bytes else ()
+        parts = self.parser.push(piece.text) if self.parser else [piece.text]
+        if piece.finish_reason is not None and self.parser:
+            parts += self.parser.finish()
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = tuple(
+            NumberedCall(len(self.calls) + place, self.new_call_id(), call)
+            for place, call in enumerate(part for part in parts if isinstance(part, Call))
+        )
+        self.texts.append(text)
+        self.calls += calls
+        self.logprobs += logprobs
+        self.finish_reason = self._finish_reason(piece)
+        return News(self.index, first, text, calls, logprobs, self.finish_reason)
+
+    def provenance(self) -> ChoiceProvenance:
+        """How it came about so far."""
+        steps = len(self.output_ids) - 1
+        spent_s = self.last_at - self.first_at
+        return ChoiceProvenance(
+            index=self.index,
+            hops=[
+                SwarmHop(
+                    peer=hop.peer,
+                    blocks=hop.blocks,
+                    dtype=hop.dtype,
+                    quant=hop.quant,
+                    compute_ms=hop.compute_ms,
+                    network_ms=hop.network_ms,
+                    bytes_per_token=hop.bytes_per_token,
+                )
+                for hop in self.hops
+            ],
+            resumes=[
+                SwarmResume(
+                    at_token=resume.at_token,
+                    lost_peer=resume.lost_peer,
+                    reason=resume.reason,
+                    replayed_tokens=resume.replayed_tokens,
+                    stall_s=resume.stall_s,
+                )
+                for resume in self.resumes
+            ],
+            ttft_s=self.ttft_s,
+            tokens_per_s=round(steps / spent_s, 2) if steps > 0 and spent_s > 0 else None,
+        )
+
+    def _finish_reason(self, piece: Piece) -> FinishReason | None:
+        if piece.finish_reason == "stop" and self.calls:
+            return "tool_calls"
+        return piece.finish_reason
+
+    def _logprob(self, piece: Piece) -> TokenLogprob:
+        top = [self._top(token_id, logprob) for token_id, logprob in piece.top_logprobs]
+        chosen = self._top(piece.token_id, piece.logprob)
+        return TokenLogprob(token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top_logprobs=top)
+
+    def _top(self, token_id: int, logprob: float) -> TopLogprob:
+        raw = self.token_bytes(token_id) if self.token_bytes else b""
+        # JSON has no minus infinity; OpenAI's stand-in for it is this number
+        return TopLogprob(token=raw.decode(errors="replace"), logprob=max(logprob, -9999.0), bytes=list(raw))
+
+
+def completion_tokens(choices: Sequence[Choice]) -> int:
+    """Tokens of all choices."""
+    return sum(len(choice.output_ids) for choice in choices)

@@ -1,0 +1,212 @@
+"""How a reply is written for a client: chat or plain completion, whole or in events.
+
+Pure. Each dialect turns `News` into the events of a stream, and finished choices into one body.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import UNSET, Struct, UnsetType
+
+from swarm.gateway.choices import Choice, News, completion_tokens
+from swarm.gateway.schema import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatReplyMessage,
+    FunctionCall,
+    FunctionDelta,
+    Provenance,
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Letterhead:
+    """What every event and every answer of one reply says."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str  # of the weights: the same seed gives the same reply on the same fingerprint
+    prompt_tokens: int
+    usage_in_stream: bool = False
+
+    def usage(self, choices: Sequence[Choice]) -> Usage:
+        """Tokens so far."""
+        produced = completion_tokens(choices)
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=produced,
+            total_tokens=self.prompt_tokens + produced,
+        )
+
+
+class Dialect(Protocol):
+    """One way to write a reply."""
+
+    def events(self, news: News) -> list[Struct]:
+        """The events of a stream for what is new."""
+        ...
+
+    def extra(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+        """An event without choices."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> Struct:
+        """The body of a finished reply."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDialect:
+    """POST /v1/chat/completions."""
+
+    head: Letterhead
+
+    def events(self, news: News) -> list[Struct]:
+        deltas: list[tuple[ChatDelta, tuple[TokenLogprob, ...]]] = []
+        if news.first:
+            deltas.append((ChatDelta(role="assistant", content=""), ()))
+        if news.text or news.logprobs:
+            deltas.append((ChatDelta(content=news.text), news.logprobs))
+        for numbered in news.calls:
+            start = FunctionDelta(name=numbered.call.name, arguments="")
+            opening = ToolCallDelta(index=numbered.index, id=numbered.id, type="function", function=start)
+            rest = ToolCallDelta(
+                index=numbered.index, function=FunctionDelta(arguments=numbered.call.arguments)
+            )
+            deltas += [(ChatDelta(tool_calls=[opening]), ()), (ChatDelta(tool_calls=[rest]), ())]
+        events: list[Struct] = [
+            self._chunk([ChatChunkChoice(index=news.index, delta=delta, logprobs=_chat_logprobs(logprobs))])
+            for delta, logprobs in deltas
+        ]
+        if news.finish_reason is not None:
+            last = ChatChunkChoice(index=news.index, delta=ChatDelta(), finish_reason=news.finish_reason)
+            events.append(self._chunk([last]))
+        return events
+
+    def extra(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+        chunk = self._chunk([])
+        chunk.usage, chunk.swarm = usage if usage else chunk.usage, swarm
+        return chunk
+
+    def whole(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> Struct:
+        head = self.head
+        return ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[self._choice(choice) for choice in choices],
+            usage=head.usage(choices),
+            system_fingerprint=head.fingerprint,
+            swarm=swarm,
+        )
+
+    def _choice(self, choice: Choice) -> ChatChoice:
+        calls = [
+            ToolCall(
+                id=numbered.id,
+                function=FunctionCall(name=numbered.call.name, arguments=numbered.call.arguments),
+            )
+            for numbered in choice.calls
+        ]
+        text = choice.text
+        message = ChatReplyMessage(content=None if calls and not text else text, tool_calls=calls or UNSET)
+        return ChatChoice(
+            index=choice.index,
+            message=message,
+            logprobs=_chat_logprobs(choice.logprobs),
+            finish_reason=choice.finish_reason or "stop",
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        head = self.head
+        return ChatChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            system_fingerprint=head.fingerprint,
+            usage=None if head.usage_in_stream else UNSET,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TextDialect:
+    """POST /v1/completions. `prompts` are put in front of the choices when they are to be echoed."""
+
+    head: Letterhead
+    prompts: Sequence[str] = ()
+
+    def events(self, news: News) -> list[Struct]:
+        text = (self._prompt(news.index) if news.first else "") + news.text
+        if not (text or news.logprobs or news.finish_reason):
+            return []
+        choice = TextChoice(
+            index=news.index,
+            text=text,
+            logprobs=_text_logprobs(news.logprobs) if news.logprobs else None,
+            finish_reason=news.finish_reason,
+        )
+        return [self._body([choice], None if self.head.usage_in_stream else UNSET)]
+
+    def extra(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+        body = self._body([], usage or (None if self.head.usage_in_stream else UNSET))
+        body.swarm = swarm
+        return body
+
+    def whole(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> Struct:
+        told = [
+            TextChoice(
+                index=choice.index,
+                text=self._prompt(choice.index) + choice.text,
+                logprobs=_text_logprobs(choice.logprobs) if choice.token_bytes else None,
+                finish_reason=choice.finish_reason,
+            )
+            for choice in choices
+        ]
+        body = self._body(told, self.head.usage(choices))
+        body.swarm = swarm
+        return body
+
+    def _prompt(self, index: int) -> str:
+        return self.prompts[index] if self.prompts else ""
+
+    def _body(self, choices: list[TextChoice], usage: Usage | None | UnsetType) -> TextCompletion:
+        head = self.head
+        return TextCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            system_fingerprint=head.fingerprint,
+            usage=usage,
+        )
+
+
+def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+    return ChatLogprobs(content=list(logprobs)) if logprobs else None
+
+
+def _text_logprobs(logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
+    offsets, offset = [], 0
+    for entry in logprobs:
+        offsets.append(offset)
+        offset += len(entry.token)
+    return TextLogprobs(
+        tokens=[entry.token for entry in logprobs],
+        token_logprobs=[entry.logprob for entry in logprobs],
+        top_logprobs=[{top.token: top.logprob for top in entry.top_logprobs} for entry in logprobs],
+        text_offset=offsets,
+    )

@@ -1,0 +1,37 @@
+"""Server-sent events: how a stream looks on the wire, and where a reader that comes back goes on.
+
+Pure. An event's id is ``<reply id>:<number>``, so `Last-Event-ID` alone says which reply it was and
+how much of it has arrived.
+"""
+
+import re
+from dataclasses import dataclass
+
+from swarm.gateway.refusal import bad
+
+CONTENT_TYPE = "text/event-stream"
+PING = b": waiting for the swarm\n\n"
+DONE = b"[DONE]"
+
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,80}):(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The last event that a reader has seen."""
+
+    reply_id: str
+    number: int
+
+
+def encode_event(reply_id: str, number: int, data: bytes) -> bytes:
+    """One event; `data` is JSON, so it holds no line break."""
+    return b"id: %s:%d\ndata: %s\n\n" % (reply_id.encode(), number, data)
+
+
+def parse_event_id(text: str) -> Place:
+    """Read `Last-Event-ID`. Raises `Refusal`."""
+    match = _EVENT_ID.fullmatch(text.strip())
+    if match is None:
+        raise bad("Last-Event-ID", f"Last-Event-ID is {text[:80]!r}", "Send the id of an event, as it came.")
+    return Place(match[1], int(match[2]))

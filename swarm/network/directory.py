@@ -1,0 +1,123 @@
+"""The directory: publish what this node hosts, and look up what others host.
+
+Records of a model stand in buckets of 32 blocks, under the peer's id, so that no key holds a whole
+big swarm. Nothing that comes back is trusted: every record is checked again here, whoever sent it.
+A record of another wire version is passed on as it is; what to make of it is the router's decision.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from msgspec import structs
+
+from swarm.errors import InvalidRecord
+from swarm.network.admission import MODELS_KEY, bucket_keys, keys_of, open_at, subkey_of
+from swarm.network.transport import Network
+from swarm.security.identity import Identity
+from swarm.values import ModelDigest, Span
+from swarm.wire.records import AnyRecord, ModelRecord, PeerRecord, Snapshot, seal
+
+WITHDRAWN_LIFE_S = 10.0
+MAX_SPONSORS = 8
+
+
+class Directory:
+    """Looks records up through one node. `now` is the wall clock, in Unix seconds."""
+
+    def __init__(self, network: Network, now: Callable[[], float]) -> None:
+        self._network = network
+        self._now = now
+
+    async def snapshot(self, model: ModelDigest, num_blocks: int) -> Snapshot:
+        """All valid records of a model now, by span. Raises `NetworkError`."""
+        keys = bucket_keys(model, Span(0, num_blocks))
+        newest: dict[str, PeerRecord] = {}
+        for record in await self._read(*keys):
+            if not isinstance(record, PeerRecord) or record.end > num_blocks:
+                continue
+            if record.peer not in newest or newest[record.peer].sequence < record.sequence:
+                newest[record.peer] = record
+        peers = sorted(newest.values(), key=lambda record: (record.start, record.end, record.peer))
+        return Snapshot(model, num_blocks, tuple(peers), self._now())
+
+    async def models(self) -> tuple[ModelRecord, ...]:
+        """The models of this swarm, by name: one record each, as most of its sponsors tell it."""
+        by_model: dict[str, list[ModelRecord]] = {}
+        for record in await self._model_records():
+            by_model.setdefault(record.model, []).append(record)
+        chosen = (_majority(records) for records in by_model.values())
+        return tuple(sorted(chosen, key=lambda record: (record.name, record.model)))
+
+    async def _model_records(self) -> list[ModelRecord]:
+        return [record for record in await self._read(MODELS_KEY) if isinstance(record, ModelRecord)]
+
+    async def _read(self, *keys: str) -> list[AnyRecord]:
+        found = await asyncio.gather(*(self._network.fetch(key) for key in keys))
+        now = self._now()
+        records = []
+        for key, values in zip(keys, found, strict=True):
+            for subkey, sealed in values.items():
+                record = _admitted(key, subkey, sealed, now)
+                if record is not None:
+                    records.append(record)
+        return records
+
+
+class OwnDirectory(Directory):
+    """A directory that this node also writes its own records into, signed by its identity."""
+
+    def __init__(self, network: Network, identity: Identity, now: Callable[[], float]) -> None:
+        super().__init__(network, now)
+        self._identity = identity
+        self._last_expiry = 0.0
+
+    async def announce(self, record: PeerRecord) -> bool:
+        """Publish this peer's record in every bucket that its span touches.
+
+        False when the directory refused it. Raises `NetworkError` when it does not answer.
+        """
+        self._last_expiry = max(self._last_expiry, record.expires_at)
+        return await self._publish(record)
+
+    async def withdraw(self, record: PeerRecord) -> bool:
+        """Replace this peer's record by one that says it is leaving, and that ends as soon as it can.
+
+        A node of the DHT keeps what expires last, so the last word has to outlive the one before.
+        """
+        expires_at = max(self._now() + WITHDRAWN_LIFE_S, self._last_expiry + 0.001)
+        return await self._publish(structs.replace(record, state="draining", expires_at=expires_at))
+
+    async def announce_model(self, record: ModelRecord) -> bool:
+        """Sponsor a model, unless eight others do. Whether this node now sponsors it.
+
+        Raises `NetworkError` when the directory does not answer.
+        """
+        others = {other.peer for other in await self._model_records() if other.model == record.model}
+        if len(others - {record.peer}) >= MAX_SPONSORS:
+            return False
+        return await self._publish(record)
+
+    async def _publish(self, record: AnyRecord) -> bool:
+        sealed = seal(record, self._identity.sign)
+        places = [(key, subkey_of(record)) for key in keys_of(record)]
+        stored = await asyncio.gather(
+            *(self._network.store(key, subkey, sealed, record.expires_at) for key, subkey in places)
+        )
+        return all(stored)
+
+
+def _admitted(key: str, subkey: str, sealed: bytes, now: float) -> AnyRecord | None:
+    try:
+        return open_at(key, subkey, sealed, now)
+    except InvalidRecord:
+        return None
+
+
+def _majority(records: list[ModelRecord]) -> ModelRecord:
+    votes = Counter((r.name, r.num_blocks, r.hidden_size, r.model_type) for r in records)
+    winner = max(sorted(votes), key=lambda facts: votes[facts])
+    return min(
+        (r for r in records if (r.name, r.num_blocks, r.hidden_size, r.model_type) == winner),
+        key=lambda record: record.peer,
+    )

@@ -1,0 +1,336 @@
+"""The real network: a libp2p node in our own event loop that survives its daemon and its bootstrap.
+
+`Libp2pNetwork` keeps the contract of network/transport while p2pd may die (it is started again with
+the same identity, port, handlers and DHT content) and while the nodes it joined through may vanish
+(it rejoins through whom it met before). Importing this imports neither hivemind nor torch.
+"""
+
+import asyncio
+import importlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from swarm.errors import ClockSkew, JoinFailed, NetworkError, PeerUnreachable, SwarmError
+from swarm.network.addresses import (
+    JoinAddress,
+    parse_announce_address,
+    parse_join_address,
+    parse_listen_address,
+)
+from swarm.network.admission import Entry
+from swarm.network.channel import Channel
+from swarm.network.daemon import Daemon, DaemonOptions, choose_ports
+from swarm.network.handlers import HandlerTasks
+from swarm.network.rejoin import (
+    Backoff,
+    KnownPeer,
+    PeerList,
+    candidates,
+    load_peer_list,
+    remember,
+    save_peer_list,
+)
+from swarm.network.transport import Handler
+from swarm.security.identity import Identity
+from swarm.values import PeerId
+
+if TYPE_CHECKING:
+    from swarm.network.node import Memory, Node
+
+_JOIN_TIMEOUT_S = 8.0
+_JOIN_GRACE_S = 1.0  # for the slower addresses once one has answered
+_DHT_TIMEOUT_S = 15.0
+_STEADY_S = 60.0  # a daemon that lived this long starts a new count of failures
+_MAX_RESTARTS = 8
+_PINGS_PER_ROUND = 3
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Libp2pConfig:
+    """How a node takes part. Addresses as text, HOST:PORT or multiaddresses."""
+
+    listen: tuple[str, ...] = ("127.0.0.1:0",)  # empty: reached through a relay only
+    announce: tuple[str, ...] = ()  # what others are told instead of the addresses listened on
+    join: tuple[str, ...] = ()  # empty: this node is the first
+    peer_list: Path | None = None  # where to remember other nodes across restarts
+    client: bool = False  # uses the DHT without keeping anything for others
+    use_relay: bool = False  # ask the nodes of `join` to relay, for a machine behind a NAT
+    reachability: Literal["public", "private"] | None = None  # overrides what libp2p finds out
+    startup_timeout_s: float = 30.0
+    watch_interval_s: float = 10.0
+
+
+@asynccontextmanager
+async def open_libp2p(config: Libp2pConfig, identity: Identity) -> AsyncIterator["Libp2pNetwork"]:
+    """A node that has joined, closed at the end of the block. Raises what `Libp2pNetwork.start` raises."""
+    network = await Libp2pNetwork.start(config, identity)
+    try:
+        yield network
+    finally:
+        await network.close()
+
+
+class Libp2pNetwork:
+    """A libp2p node; see network/transport.Network for the contract of each method."""
+
+    def __init__(self, config: Libp2pConfig, identity: Identity) -> None:
+        self._identity = identity
+        self._configured = tuple(parse_join_address(text) for text in config.join)
+        self._options = DaemonOptions(
+            listen=choose_ports(tuple(parse_listen_address(text) for text in config.listen)),
+            announce=tuple(parse_announce_address(text) for text in config.announce),
+            relays=self._configured if config.use_relay else (),
+            reachability=config.reachability,
+            client=config.client,
+            startup_timeout_s=config.startup_timeout_s,
+        )
+        self._watch_interval_s = config.watch_interval_s
+        self._peer_list = config.peer_list
+        self._known: PeerList = load_peer_list(config.peer_list) if config.peer_list else ()
+        self._handlers: dict[str, Handler] = {}
+        self._tasks = HandlerTasks()
+        self._background: list[asyncio.Task[None]] = []
+        self._addresses: tuple[str, ...] = ()
+        self._memory: Memory | None = None
+        self._node: Node | None = None
+        self._up = asyncio.Event()
+        self._failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
+        self._closed = False
+        self._random = random.Random()  # noqa: S311 - spreads retries, guards nothing
+
+    @classmethod
+    async def start(cls, config: Libp2pConfig, identity: Identity) -> "Libp2pNetwork":
+        """Start a node and join. Raises `UsageError` (a malformed address), `PortInUse`, `ClockSkew`,
+        `JoinFailed` (no node answers) or `ConfigurationError` (p2pd does not start)."""
+        network = cls(config, identity)
+        try:
+            await network._start_node()
+            await network._join_at_start()
+        except BaseException:
+            await network.close()
+            raise
+        network._background = [
+            asyncio.create_task(network._supervise(), name="libp2p supervisor"),
+            asyncio.create_task(network._watch(), name="libp2p watchdog"),
+        ]
+        return network
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    async def open_channel(self, peer: PeerId, protocol: str, timeout_s: float) -> Channel:
+        try:
+            async with asyncio.timeout(timeout_s):
+                node = await self._running_node()
+                return await node.open_channel(peer, protocol)
+        except TimeoutError:
+            raise PeerUnreachable(f"Peer {peer} did not answer within {timeout_s:g} s") from None
+
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        self._handlers[protocol] = handler
+        node = await self._running_node()
+        await self._serve_on(node, protocol, handler)
+
+    async def store(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+        entry = Entry(subkey, value, expires_at)
+        return await self._on_dht(lambda node: node.store(key, entry), f"keep a record under {key}")
+
+    async def fetch(self, key: str) -> dict[str, bytes]:
+        entries = await self._on_dht(lambda node: node.fetch(key), f"look up {key}")
+        return {entry.subkey: entry.sealed for entry in entries if entry.expires_at > time.time()}
+
+    async def wait_failed(self) -> SwarmError:
+        return await asyncio.shield(self._failed)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._up.set()  # whoever waits for the node is to see that it is closed
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+        await self._tasks.close()
+        if self._node is not None:
+            await self._node.close()
+
+    async def _running_node(self) -> "Node":
+        await self._up.wait()
+        if self._closed or self._failed.done() or self._node is None:
+            raise PeerUnreachable("This node has left the network")
+        return self._node
+
+    async def _on_dht(self, ask: "Callable[[Node], Awaitable[_Result]]", what: str) -> _Result:
+        try:
+            async with asyncio.timeout(_DHT_TIMEOUT_S):
+                return await ask(await self._running_node())
+        except TimeoutError:
+            raise NetworkError(f"The swarm's directory did not answer in time to {what}") from None
+
+    async def _start_node(self) -> None:
+        """Start p2pd and, meanwhile, load hivemind (seconds, in a thread)."""
+        loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "swarm.network.node"))
+        try:
+            daemon = await Daemon.start(self._options, self._identity)
+        finally:
+            await asyncio.wait([loading])
+        module = loading.result()
+        if self._memory is None:
+            self._memory = module.Memory()
+        try:
+            node = await module.Node.start(daemon, self._memory, self._options.client)
+        except BaseException:
+            await daemon.stop()
+            raise
+        self._node = node
+        for protocol, handler in self._handlers.items():
+            await self._serve_on(node, protocol, handler)
+        self._addresses = await node.addresses()
+        self._up.set()
+
+    async def _serve_on(self, node: "Node", protocol: str, handler: Handler) -> None:
+        async def on_channel(channel: Channel) -> None:
+            await asyncio.wait([self._tasks.start(handler, channel)])
+
+        await node.serve(protocol, on_channel)
+
+    def _candidates(self) -> tuple[JoinAddress, ...]:
+        return candidates(self._configured, self._known, self.peer_id, time.time())
+
+    async def _join_at_start(self) -> None:
+        addresses = self._candidates()
+        refusals = await self._join(addresses)
+        if not self._configured or len(refusals) < len(addresses):
+            return
+        for error in refusals.values():
+            if isinstance(error, ClockSkew):
+                raise error
+        reasons = "; ".join(str(refusals[address]).rstrip(".") for address in self._configured)
+        raise JoinFailed(
+            f"No node of the swarm answers: {reasons}",
+            "Is that node running, is the address right, and does a firewall let it through?",
+        )
+
+    async def _join(self, addresses: Iterable[JoinAddress]) -> dict[JoinAddress, SwarmError]:
+        """Try all addresses at once; those that failed, and why."""
+        node = await self._running_node()
+        tries = {asyncio.create_task(_join_through(node, address)): address for address in addresses}
+        waiting = set(tries)
+        joined = False
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=_JOIN_GRACE_S if joined else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                if joined and not done:
+                    break
+                joined = joined or any(task.result() is None for task in done)
+        finally:
+            for task in waiting:
+                task.cancel()
+        if joined:
+            await node.explore()
+        refusals = {}
+        for task, address in tries.items():
+            refusal = None if task in waiting else task.result()
+            if refusal is not None:
+                refusals[address] = refusal
+        return refusals
+
+    async def _supervise(self) -> None:
+        """Start p2pd again whenever it dies; give up after several deaths in a row."""
+        loop = asyncio.get_running_loop()
+        backoff, attempt, started = Backoff(first_s=0.2, limit_s=15.0), 0, loop.time()
+        while attempt < _MAX_RESTARTS:
+            if self._node is not None:
+                await self._node.daemon.wait_gone()
+                self._up.clear()
+                _log.warning("The network daemon p2pd has died; it is started again")
+                dead, self._node = self._node, None
+                await dead.close()
+            if loop.time() - started > _STEADY_S:
+                attempt = 0
+            await asyncio.sleep(backoff.delay_s(attempt, self._random.random()))
+            attempt, started = attempt + 1, loop.time()
+            await self._restart()
+        self._failed.set_result(NetworkError(f"The network daemon p2pd died {attempt} times in a row"))
+        self._up.set()
+
+    async def _restart(self) -> None:
+        try:
+            await self._start_node()
+            await self._join(self._candidates())
+        except SwarmError as error:
+            _log.warning("The network daemon p2pd could not be started again: %s", error)
+
+    async def _watch(self) -> None:
+        """Keep the routing table honest, remember whom we meet, and rejoin when we are lost."""
+        backoff, attempt, due = Backoff(first_s=self._watch_interval_s), 0, 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._watch_interval_s)
+            try:
+                node = await self._running_node()
+                await self._look_around(node)
+                missing = self._missing(node)
+                if not missing:
+                    attempt = 0
+                elif loop.time() >= due:
+                    await self._join(missing)
+                    due = loop.time() + backoff.delay_s(attempt, self._random.random())
+                    attempt += 1
+            except NetworkError as error:
+                _log.debug("A look around the network failed: %s", error)
+
+    async def _look_around(self, node: "Node") -> None:
+        self._addresses = await node.addresses()
+        neighbors = list(node.neighbors())
+        picked = self._random.sample(neighbors, min(_PINGS_PER_ROUND, len(neighbors)))
+        await asyncio.gather(*(node.ping(peer) for peer in picked))
+        alive = set(node.neighbors())
+        seen = [await _sighting(node, peer) for peer in picked if peer in alive]
+        if seen:
+            self._known = remember(self._known, seen)
+            if self._peer_list is not None:
+                await asyncio.to_thread(save_peer_list, self._peer_list, self._known)
+
+    def _missing(self, node: "Node") -> tuple[JoinAddress, ...]:
+        """Whom to join now: all when no neighbor is left, else the configured ones that are not met.
+
+        A bootstrap that comes back knows nobody; unless its swarm looks for it, it starts a second one.
+        """
+        neighbors = set(node.neighbors())
+        if not neighbors:
+            return self._candidates()
+        return tuple(a for a in self._configured if a.peer not in neighbors and a.peer != self.peer_id)
+
+
+async def _join_through(node: "Node", address: JoinAddress) -> SwarmError | None:
+    """None when it worked, else why not."""
+    try:
+        async with asyncio.timeout(_JOIN_TIMEOUT_S):
+            await node.join(address)
+    except TimeoutError:
+        return PeerUnreachable(f"{address} did not answer within {_JOIN_TIMEOUT_S:.0f} s")
+    except (NetworkError, ClockSkew) as error:
+        return error
+    return None
+
+
+async def _sighting(node: "Node", peer: PeerId) -> KnownPeer:
+    return KnownPeer(peer, await node.addresses_of(peer, timeout_s=1.0), time.time())

@@ -1,0 +1,249 @@
+"""One life of a libp2p node: hivemind's daemon client and DHT around a running p2pd.
+
+The only file that imports hivemind (and with it torch), so it is itself imported only when a node
+starts. It does not restart or rejoin anything; network/libp2p does. Every error of hivemind's, of
+its daemon and of the sockets between ends here and goes on as a `SwarmError`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import ValidationError
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage
+from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+
+from swarm.errors import ClockSkew, InvalidRecord, NetworkError, PeerUnreachable
+from swarm.network.addresses import JoinAddress
+from swarm.network.admission import Entry, keys_of, open_entry, supersedes
+from swarm.network.channel import Channel, Reader, Writer
+from swarm.network.daemon import Daemon
+from swarm.values import PeerId
+from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord
+
+_FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
+_RPC_TIMEOUT_S = 3.0
+
+OnChannel = Callable[[Channel], Awaitable[None]]
+
+
+class _Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is not typed
+    """What this node keeps for the DHT: of two records of one peer, only the one of higher sequence."""
+
+    def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
+        stored = self.get(key)
+        present = stored.value.get(subkey) if stored is not None else None
+        if present is not None and not _is_newer(subkey, (value, expiration_time), tuple(present)):
+            return False
+        return bool(super().store_subkey(key, subkey, value, expiration_time))
+
+
+@dataclass(slots=True)
+class Memory:
+    """What outlives a restart of p2pd: the node's place in the DHT and what it keeps for others."""
+
+    dht_id: Any = field(default_factory=DHTID.generate)
+    storage: _Storage = field(default_factory=_Storage)
+
+
+class Node:
+    """A running p2pd with the DHT on top of it."""
+
+    def __init__(self, daemon: Daemon, control: ControlClient, p2p: P2P, dht: DHTNode) -> None:
+        self.daemon = daemon
+        self._control = control
+        self._p2p = p2p
+        self._dht = dht
+        self._lifetime = contextlib.AsyncExitStack()
+        self._opening: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def start(cls, daemon: Daemon, memory: Memory, client: bool) -> "Node":
+        """Connect to a fresh p2pd and start the DHT, alone yet. Raises `NetworkError`."""
+        use_hivemind_log_handler("nowhere")
+        with _translated(NetworkError, "The network daemon p2pd does not answer"):
+            connector = DaemonConnector(_unix(daemon.control_socket))
+            control = await ControlClient.create(
+                connector, _unix(daemon.callback_socket), use_persistent_conn=False
+            )
+            p2p = await P2P.replicate(_unix(daemon.control_socket))
+            dht = await DHTNode.create(
+                p2p, memory.dht_id, client_mode=client, record_validator=_Validator(),
+                wait_timeout=_RPC_TIMEOUT_S,
+                # A record lives for seconds and says how long; caches would only serve older ones.
+                cache_locally=False, cache_nearest=0, cache_on_store=False,
+            )  # fmt: skip
+            dht.protocol.storage = memory.storage
+            node = cls(daemon, control, p2p, dht)
+            await node._lifetime.enter_async_context(control.listen())
+        return node
+
+    async def close(self) -> None:
+        """End this life, also when p2pd is dead already."""
+        self._dht.is_alive = False  # not shutdown(): that asks p2pd and would wait for the dead
+        await self._p2p.shutdown()
+        await self.daemon.stop()
+        await self._lifetime.aclose()
+        if self._opening:
+            await asyncio.wait(self._opening)
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where others reach this node now, each ending in /p2p/<peer id>."""
+        with _translated(NetworkError, "The network daemon p2pd does not answer"):
+            peer, addresses = await self._control.identify()
+            return tuple(f"{address}/p2p/{peer.to_base58()}" for address in addresses)
+
+    async def join(self, address: JoinAddress) -> None:
+        """Meet one node of a swarm: connect, compare clocks, enter each other's routing table.
+
+        Raises `PeerUnreachable` or `ClockSkew`.
+        """
+        peer = PeerID.from_base58(address.peer)
+        with _translated(PeerUnreachable, f"{address} does not answer"):
+            await self._control.connect(peer, [Multiaddr(address.route)])
+            try:
+                answered = await self._dht.protocol.call_ping(peer, validate=True, strict=True)
+            except ValidationError as error:
+                if "local time" in str(error):
+                    raise _clock_skew(address) from error
+                # The other end cannot dial us (yet): a node behind a NAT waits for its relay.
+                answered = await self._dht.protocol.call_ping(peer)
+        if answered is None:
+            raise PeerUnreachable(f"{address} answers, but it is not a node of a swarm, or not a serving one")
+
+    async def explore(self) -> None:
+        """Find the nodes nearest to this one, and be found by them (Kademlia, section 2.3)."""
+        await self._dht.find_nearest_nodes([self._dht.node_id])
+
+    def neighbors(self) -> tuple[PeerId, ...]:
+        """The nodes of the routing table."""
+        return tuple(PeerId(peer.to_base58()) for peer in self._dht.protocol.routing_table.peer_id_to_uid)
+
+    async def ping(self, peer: PeerId) -> None:
+        """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
+        await self._dht.protocol.call_ping(PeerID.from_base58(peer))
+
+    async def addresses_of(self, peer: PeerId, timeout_s: float) -> tuple[str, ...]:
+        """Where a peer can be reached, as far as libp2p knows; empty when it does not."""
+        wanted = PeerID.from_base58(peer)
+        query = p2pd_pb2.DHTRequest(
+            type=p2pd_pb2.DHTRequest.FIND_PEER, peer=wanted.to_bytes(), timeout=int(timeout_s * 1e9)
+        )
+        response = p2pd_pb2.Response()
+        with _translated(NetworkError, "The network daemon p2pd does not answer"):
+            reader, writer = await self._control.daemon_connector.open_connection()
+            with contextlib.closing(writer):
+                await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=query))
+                await read_pbmsg_safe(reader, response)
+        if response.type == p2pd_pb2.Response.ERROR:
+            return ()
+        return tuple(f"{Multiaddr(raw)}/p2p/{peer}" for raw in response.dht.peer.addrs)
+
+    async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
+        """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
+        opening = asyncio.create_task(self._control.stream_open(PeerID.from_base58(peer), (protocol,)))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        try:
+            with _translated(PeerUnreachable, f"No stream to peer {peer}"):
+                _, reader, writer = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_late)
+            raise
+        return Channel(peer, reader, writer)
+
+    async def serve(self, protocol: str, on_channel: OnChannel) -> None:
+        """Answer streams of a protocol. Raises `NetworkError`."""
+
+        async def on_stream(info: StreamInfo, reader: Reader, writer: Writer) -> None:
+            await on_channel(Channel(PeerId(info.peer_id.to_base58()), reader, writer))
+
+        with _translated(NetworkError, "The network daemon p2pd does not answer"):
+            await self._control.stream_handler(protocol, on_stream)
+
+    async def store(self, key: str, entry: Entry) -> bool:
+        """Keep an entry on the nodes nearest to its key; whether any of them took it."""
+        is_client = self._dht.protocol.client_mode
+        stored = await self._dht.store(
+            key, entry.sealed, entry.expires_at, subkey=entry.subkey, exclude_self=is_client
+        )
+        return bool(stored)
+
+    async def fetch(self, key: str) -> tuple[Entry, ...]:
+        """All entries under a key that the nodes nearest to it know."""
+        found = await self._dht.get(key, latest=True)
+        if found is None or not isinstance(found.value, dict):
+            return ()
+        return tuple(
+            Entry(subkey, value, expires_at)
+            for subkey, (value, expires_at) in found.value.items()
+            if isinstance(subkey, str) and isinstance(value, bytes)
+        )
+
+
+class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is not typed
+    """Refuses what network/admission refuses. Asked before anything is kept, and for all that is found.
+
+    hivemind throws a whole answer away for one refused record, so clocks are judged with grace here,
+    and exactly where records are read.
+    """
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            subkey = msgspec.msgpack.decode(record.subkey, type=str)
+            opened = _open(subkey, record.value, record.expiration_time)
+        except (InvalidRecord, msgspec.DecodeError):
+            return False
+        return any(DHTID.generate(source=key).to_bytes() == record.key for key in keys_of(opened))
+
+
+def _open(subkey: str, value: bytes, expires_at: float) -> AnyRecord:
+    sealed = msgspec.msgpack.decode(value, type=bytes)
+    return open_entry(Entry(subkey, sealed, expires_at), time.time(), grace_s=MAX_CLOCK_SKEW_S)
+
+
+def _is_newer(subkey: str, offered: tuple[bytes, float], present: tuple[bytes, float]) -> bool:
+    try:
+        older = _open(subkey, *present)
+    except InvalidRecord:  # it has expired
+        return True
+    return supersedes(_open(subkey, *offered), older)
+
+
+def _clock_skew(address: JoinAddress) -> ClockSkew:
+    return ClockSkew(
+        f"The clocks of this machine and of {address} differ by more than {MAX_CLOCK_SKEW_S:.0f} s",
+        "Let the operating system set the time (on Linux: timedatectl set-ntp true) and try again.",
+    )
+
+
+def _unix(path: Path) -> Multiaddr:
+    return Multiaddr(f"/unix{path}")
+
+
+def _close_late(opening: "asyncio.Task[Any]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[2].close()
+
+
+@contextlib.contextmanager
+def _translated(kind: type[NetworkError], what: str) -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        reason = str(error).removeprefix("Connect failed. msg=").strip() or type(error).__name__
+        raise kind(f"{what}: {reason}") from error

@@ -1,0 +1,148 @@
+"""Looks at a whole swarm, again and again: reads the directory, runs canaries, gives one state.
+
+The state is a value that is replaced, never changed; whoever shows it needs nothing else. Bounded:
+so many models, and so many peers that are gone, whatever anybody announces.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarm.errors import NetworkError
+from swarm.network.directory import Directory
+from swarm.network.transport import Network
+from swarm.status.canary import CanaryRun
+from swarm.status.snapshot import ModelStatus, SwarmState, summarize
+from swarm.status.watch import CanarySettings, ModelWatch
+from swarm.values import ModelDigest
+from swarm.wire.records import ModelRecord, PeerRecord, Snapshot
+
+CRAWL_EVERY_S = 10.0
+CRAWL_TIMEOUT_S = 30.0
+MAX_MODELS = 50
+GONE_KEPT_S = 900.0
+MAX_GONE = 100  # of one model
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One model, its watch, and who was there lately."""
+
+    watch: ModelWatch
+    running: asyncio.Task[None]
+    last: dict[str, PeerRecord] = field(default_factory=dict)
+
+
+class Observer:
+    """Observes until cancelled; `on_state` is given each new state. `now` is the wall clock."""
+
+    def __init__(
+        self, network: Network, directory: Directory, canaries: CanarySettings, now: Callable[[], float]
+    ) -> None:
+        self.state = SwarmState(now(), None)
+        self.on_state: Callable[[SwarmState], None] = lambda state: None
+        self._network = network
+        self._directory = directory
+        self._canaries = canaries
+        self._now = now
+        self._watched: dict[str, _Watched] = {}
+        self._left_out = 0
+        self._seen_at: float | None = None
+
+    async def run(self) -> None:
+        """Crawl for ever."""
+        try:
+            while True:
+                await self.crawl()
+                await asyncio.sleep(CRAWL_EVERY_S)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """End the canaries."""
+        tasks = [watched.running for watched in self._watched.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def crawl(self) -> SwarmState:
+        """Read the directory once. A directory that does not answer leaves the old models standing."""
+        try:
+            async with asyncio.timeout(CRAWL_TIMEOUT_S):
+                records = await self._directory.models()
+                chosen = sorted(records, key=lambda record: (record.model not in self._watched, record.name))
+                snapshots = [
+                    await self._directory.snapshot(ModelDigest(record.model), record.num_blocks)
+                    for record in chosen[:MAX_MODELS]
+                ]
+        except (TimeoutError, NetworkError) as error:
+            _log.warning("The directory did not answer: %s", error or "it took too long")
+        else:
+            self._seen_at = self._now()
+            self._left_out = max(0, len(chosen) - MAX_MODELS)
+            self._take_in(chosen[:MAX_MODELS], snapshots)
+        return self._publish()
+
+    async def prove(self) -> SwarmState:
+        """Run canaries until every peer has had its turn, as far as there are chains."""
+        for watched in self._watched.values():
+            peers = watched.watch.snapshot.online() if watched.watch.snapshot else ()
+            for _ in peers:
+                if await watched.watch.run_once():
+                    break
+        return self._publish()
+
+    def _take_in(self, records: list[ModelRecord], snapshots: list[Snapshot]) -> None:
+        found = {record.model for record in records}
+        for digest in self._watched.keys() - found:
+            if not self._still_remembered(self._watched[digest]):
+                self._watched.pop(digest).running.cancel()
+        for record, snapshot in zip(records, snapshots, strict=True):
+            watched = self._watched.get(record.model) or self._begin(record)
+            watched.watch.record = record
+            self._look(watched, snapshot)
+        for digest in self._watched.keys() - found:
+            watch = self._watched[digest].watch
+            empty = Snapshot(ModelDigest(digest), watch.record.num_blocks, (), self._now())
+            self._look(self._watched[digest], empty)
+
+    def _begin(self, record: ModelRecord) -> _Watched:
+        watch = ModelWatch(self._network, record, self._canaries, self._now, self._on_run)
+        self._watched[record.model] = _Watched(watch, asyncio.create_task(watch.run()))
+        return self._watched[record.model]
+
+    def _look(self, watched: _Watched, snapshot: Snapshot) -> None:
+        watched.watch.snapshot = snapshot
+        watched.last.update({record.peer: record for record in snapshot.peers})
+        forgotten = snapshot.taken_at - GONE_KEPT_S
+        newest = sorted(watched.last.values(), key=lambda record: -record.issued_at)
+        here = {record.peer for record in snapshot.peers}
+        gone = [record for record in newest if record.peer not in here and record.issued_at > forgotten][:MAX_GONE]
+        watched.last = {record.peer: record for record in (*snapshot.peers, *gone)}
+        watched.watch.ledger.keep_only(watched.last)
+
+    def _still_remembered(self, watched: _Watched) -> bool:
+        """A model without peers stays as long as any of its peers is remembered."""
+        return any(record.issued_at > self._now() - GONE_KEPT_S for record in watched.last.values())
+
+    def _on_run(self, run: CanaryRun) -> None:
+        self._publish()
+
+    def _publish(self) -> SwarmState:
+        now = self._now()
+        models = [_status(watched, now) for watched in self._watched.values() if watched.watch.snapshot]
+        models.sort(key=lambda model: (-len(model.peers), model.name, model.manifest))
+        self.state = SwarmState(now, self._seen_at, tuple(models), self._left_out)
+        self.on_state(self.state)
+        return self.state
+
+
+def _status(watched: _Watched, now: float) -> ModelStatus:
+    snapshot = watched.watch.snapshot
+    assert snapshot is not None  # noqa: S101 - asked by the caller
+    here = {record.peer for record in snapshot.peers}
+    gone = [record for record in watched.last.values() if record.peer not in here]
+    return summarize(watched.watch.record, snapshot, watched.watch.ledger.proof, now, gone)

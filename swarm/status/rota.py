@@ -1,0 +1,71 @@
+"""Whose turn it is: canary chains such that every peer is exercised with its whole span, over time.
+
+Pure. The peer that waited longest comes next; what else its chain needs is taken from those that
+waited longest among the peers that work. Cost is bounded by the time between two runs alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.client.router import Numerics, PlannedHop
+from swarm.values import Span
+from swarm.wire.messages import WIRE_VERSION
+from swarm.wire.records import PeerRecord, Snapshot
+
+EXPECTED_MS = 1000.0  # for a token at a hop; only sets how long a step may take
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A chain over all blocks, and the peers whose whole span it runs."""
+
+    chain: tuple[PlannedHop, ...]
+    exercised: frozenset[str]
+
+
+def next_turn(
+    snapshot: Snapshot, exercised_at: Mapping[str, float], failing: frozenset[str]
+) -> Turn | None:
+    """The chain for the online peer that waited longest; None when no chain is whole.
+
+    `exercised_at` says when a peer's whole span was last run. Peers in `failing` take their own
+    turns, and serve in the chains of others only where nobody else has the blocks.
+    """
+    online = [record for record in snapshot.online() if record.wire_version == WIRE_VERSION]
+    waiting = sorted(online, key=lambda record: (exercised_at.get(record.peer, 0.0), record.peer))
+    for target in waiting:
+        chain = _chain(online, target, snapshot.num_blocks, exercised_at, failing)
+        if chain is not None:
+            whole = {(record.peer, record.span) for record in online}
+            return Turn(chain, frozenset(hop.peer for hop in chain if (hop.peer, hop.span) in whole))
+    return None
+
+
+def _chain(
+    online: Sequence[PeerRecord],
+    target: PeerRecord,
+    num_blocks: int,
+    exercised_at: Mapping[str, float],
+    failing: frozenset[str],
+) -> tuple[PlannedHop, ...] | None:
+    def rank(record: PeerRecord, block: int) -> tuple[bool, bool, float, str]:
+        return record.peer in failing, record.start != block, exercised_at.get(record.peer, 0.0), record.peer
+
+    hops: list[PlannedHop] = []
+    block = 0
+    while block < num_blocks:
+        chosen = target
+        if block != target.start:
+            at_block = block
+            holders = [r for r in online if block in r.span and r.peer != target.peer]
+            chosen = min(holders, key=lambda record: rank(record, at_block), default=target)
+            if block not in chosen.span:
+                return None
+        end = min(chosen.end, target.start if block < target.start else num_blocks)
+        hops.append(_hop(chosen, Span(block, end)))
+        block = end
+    return tuple(hops)
+
+
+def _hop(record: PeerRecord, span: Span) -> PlannedHop:
+    return PlannedHop(record.peer_id, span, Numerics(record.dtype, record.quantization), EXPECTED_MS)

@@ -1,0 +1,51 @@
+"""Results on stdout, everything else on stderr."""
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+
+from swarm.cli.output import note, print_json, print_result, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_results_go_to_stdout_and_notes_to_stderr(capsys):
+    print_result("a result")
+    note("a note")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("a result\n", "a note\n")
+
+
+def test_json_is_one_line_also_for_dataclasses_and_text_of_all_languages(capsys):
+    @dataclass
+    class Point:
+        name: str
+
+    print_json({"points": [Point("Zürich")], "text": "a\nb"})
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"points": [{"name": "Zürich"}], "text": "a\nb"}
+
+
+def test_away_from_a_terminal_progress_names_each_stage_once(capsys):
+    with progress() as show:
+        for done in range(3):
+            show("Downloading", done, 3)
+        show("Converting", 0, 1)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "Downloading ...\nConverting ...\n")
+
+
+def test_on_a_terminal_progress_is_a_bar_on_stderr(capsys, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with progress(unit_is_bytes=True) as show:
+        show("Downloading", 50, 100)
+        show("Downloading", 100, 100)
+    assert "Downloading" in screen.getvalue()
+    assert "100/100 bytes" in screen.getvalue()
+    assert capsys.readouterr().out == ""

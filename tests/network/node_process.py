@@ -1,0 +1,32 @@
+"""A node in a process of its own, for tests that kill it: serves an echo, prints its address, waits.
+
+Arguments: how many seconds its clock is ahead, then the addresses to join.
+"""
+
+import asyncio
+import sys
+import time
+
+from swarm.network.channel import Channel
+from swarm.network.libp2p import Libp2pConfig, open_libp2p
+from swarm.security.identity import new_identity
+
+
+async def echo(channel: Channel) -> None:
+    while True:
+        message, body = await channel.receive()
+        await channel.send(message, body)
+
+
+async def main(ahead_s: float, join: tuple[str, ...]) -> None:
+    async with open_libp2p(Libp2pConfig(join=join), new_identity()) as network:
+        if ahead_s:
+            import hivemind.dht.protocol
+
+            hivemind.dht.protocol.get_dht_time = lambda: time.time() + ahead_s
+        await network.serve("/test/echo/1", echo)
+        print(network.addresses[0], flush=True)
+        await asyncio.Event().wait()
+
+
+asyncio.run(main(float(sys.argv[1]), tuple(sys.argv[2:])))

@@ -1,0 +1,278 @@
+"""The real node: starts that fail, deaths of every part, and a swarm that outlives its bootstrap."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.errors import ChannelClosed, ClockSkew, JoinFailed, PeerUnreachable, PortInUse, UsageError
+from swarm.network.addresses import parse_join_address
+from swarm.network.channel import Channel
+from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.security.identity import Identity, new_identity
+from swarm.wire.messages import Ping
+
+pytestmark = pytest.mark.live
+ECHO = "/test/echo/1"
+SCRIPT = Path(__file__).with_name("node_process.py")
+
+
+async def echo(channel: Channel) -> None:
+    while True:
+        message, body = await channel.receive()
+        await channel.send(message, body)
+
+
+Start = Callable[..., Awaitable[Libp2pNetwork]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts nodes that are closed at the end."""
+    started: list[Libp2pNetwork] = []
+
+    async def start_node(identity: Identity | None = None, **config: object) -> Libp2pNetwork:
+        settings = Libp2pConfig(**({"watch_interval_s": 0.2} | config))
+        started.append(await Libp2pNetwork.start(settings, identity or new_identity()))
+        return started[-1]
+
+    yield start_node
+    for network in started:
+        await network.close()
+
+
+@pytest.fixture
+def spawn() -> object:
+    """Starts node processes that are killed at the end; gives each with its address."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def spawn_node(*join: str, ahead_s: float = 0.0) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, str(SCRIPT), str(ahead_s), *join]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    yield spawn_node
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those still running; a zombie waits for nobody but init."""
+    alive = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def own_daemons() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.name() == "p2pd"]
+
+
+async def eventually(condition: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+async def says_hello(client: Libp2pNetwork, server: Libp2pNetwork) -> None:
+    channel = await client.open_channel(server.peer_id, ECHO, 10)
+    await channel.send(Ping(id=1))
+    assert (await asyncio.wait_for(channel.receive(), 5)).message == Ping(id=1)
+    channel.close()
+
+
+def test_importing_the_network_loads_neither_hivemind_nor_torch() -> None:
+    check = "import sys, swarm.network.libp2p; sys.exit(bool({'hivemind', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+async def test_malformed_join_address_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="/p2p/<peer id>"):
+        await Libp2pNetwork.start(Libp2pConfig(join=("127.0.0.1:31337",)), new_identity())
+    assert own_daemons() == []
+
+
+async def test_join_address_that_nobody_answers_is_named() -> None:
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{new_identity().peer_id}"
+    with pytest.raises(JoinFailed, match=address):
+        await Libp2pNetwork.start(Libp2pConfig(join=(address,)), new_identity())
+    assert own_daemons() == []
+
+
+async def test_one_answering_join_address_of_two_is_enough(start: Start) -> None:
+    first = await start()
+    dead = f"/ip4/127.0.0.1/tcp/9/p2p/{new_identity().peer_id}"
+    await first.serve(ECHO, echo)
+    await says_hello(await start(join=(dead, *first.addresses)), first)
+
+
+async def test_join_address_of_another_identity_does_not_answer(start: Start) -> None:
+    first = await start()
+    route = parse_join_address(first.addresses[0]).route
+    with pytest.raises(JoinFailed):
+        await start(join=(f"{route}/p2p/{new_identity().peer_id}",))
+
+
+@pytest.mark.parametrize("holder", ["another program", "another node"])
+async def test_port_in_use_is_refused(start: Start, holder: str) -> None:
+    with contextlib.ExitStack() as stack:
+        if holder == "another node":
+            port = int(parse_join_address((await start()).addresses[0]).route.rpartition("/")[2])
+        else:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listener.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)):
+            await start(listen=(f"127.0.0.1:{port}",))
+
+
+async def test_clocks_too_far_apart_are_named(spawn: Callable[..., tuple[object, str]]) -> None:
+    _, address = spawn(ahead_s=10.0)
+    with pytest.raises(ClockSkew, match="clock"):
+        await Libp2pNetwork.start(Libp2pConfig(join=(address,)), new_identity())
+
+
+async def test_killed_process_leaves_neither_daemon_nor_guard(
+    spawn: Callable[..., tuple[subprocess.Popen[str], str]],
+) -> None:
+    process, _ = spawn()
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert {child.name() for child in children} == {"p2pd", "sh"}
+    directory = Path(next(a for a in children[0].cmdline() if a.startswith("/tmp/swarm-")))  # noqa: S108
+    process.kill()
+    await eventually(lambda: not living(children), within_s=1.0)
+    assert not directory.exists()
+
+
+async def test_death_of_the_remote_process_closes_the_channel_at_once(
+    start: Start, spawn: Callable[..., tuple[subprocess.Popen[str], str]]
+) -> None:
+    process, address = spawn()
+    network = await start(join=(address,))
+    channel = await network.open_channel(parse_join_address(address).peer, ECHO, 5)
+    await channel.send(Ping(id=1))
+    assert (await channel.receive()).message == Ping(id=1)
+    process.kill()
+    with pytest.raises(ChannelClosed):
+        await asyncio.wait_for(channel.receive(), 1.0)
+
+
+async def test_node_whose_daemon_dies_comes_back_at_the_same_address(start: Start) -> None:
+    server = await start()
+    await server.serve(ECHO, echo)
+    (daemon,) = own_daemons()
+    client = await start(join=server.addresses)
+    addresses = server.addresses
+    channel = await client.open_channel(server.peer_id, ECHO, 5)
+    daemon.kill()
+    with pytest.raises(ChannelClosed):
+        await asyncio.wait_for(channel.receive(), 1.0)
+    deadline = time.monotonic() + 8
+    while True:  # the client's own dials may have to back off for some seconds
+        try:
+            await says_hello(client, server)
+            break
+        except PeerUnreachable:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+    assert server.addresses == addresses
+
+
+async def test_opening_while_the_daemon_is_dead_ends_in_time(start: Start) -> None:
+    server = await start()
+    client = await start(join=server.addresses)
+    for daemon in own_daemons():
+        daemon.kill()
+    started = time.monotonic()
+    with pytest.raises(PeerUnreachable):
+        await client.open_channel(server.peer_id, ECHO, 0.3)
+    assert time.monotonic() - started < 0.6
+
+
+async def test_closing_is_quick_also_when_the_daemon_is_dead(start: Start) -> None:
+    network = await start()
+    (daemon,) = own_daemons()
+    daemon.kill()
+    started = time.monotonic()
+    await network.close()
+    assert time.monotonic() - started < 1.0
+    assert living(own_daemons()) == []
+
+
+async def test_frozen_peer_is_unreachable_within_the_timeout(start: Start) -> None:
+    server = await start()
+    await server.serve(ECHO, echo)
+    (daemon,) = own_daemons()
+    client = await start(join=server.addresses)
+    daemon.suspend()
+    try:
+        started = time.monotonic()
+        with pytest.raises(PeerUnreachable, match="0.5 s"):
+            await client.open_channel(server.peer_id, ECHO, 0.5)
+        assert time.monotonic() - started < 1.0
+    finally:
+        daemon.resume()
+
+
+async def test_swarm_without_its_bootstrap_can_still_be_joined(start: Start, tmp_path: Path) -> None:
+    bootstrap = await start()
+    remembered = tmp_path / "peers.json"
+    server = await start(join=bootstrap.addresses)
+    await server.serve(ECHO, echo)
+    newcomer = await start(join=bootstrap.addresses, peer_list=remembered)
+    await eventually(lambda: remembered.exists() and server.peer_id in remembered.read_text(), within_s=5.0)
+    await newcomer.close()
+    await bootstrap.close()
+    returned = await start(join=bootstrap.addresses, peer_list=remembered)
+    await says_hello(returned, server)
+
+
+async def test_bootstrap_that_comes_back_is_found_again(start: Start) -> None:
+    identity = new_identity()
+    bootstrap = await start(identity)
+    address = bootstrap.addresses[0]
+    listen = (parse_join_address(address).route,)
+    server = await start(join=(address,))
+    await server.serve(ECHO, echo)
+    await bootstrap.close()
+    await asyncio.sleep(0.5)
+    await start(identity, listen=listen)
+    deadline = time.monotonic() + 10
+    while True:  # a stranger who knows only the bootstrap finds the server as soon as that knows it again
+        stranger = await start(join=(address,))
+        try:
+            await says_hello(stranger, server)
+            return
+        except PeerUnreachable:
+            assert time.monotonic() < deadline
+            await stranger.close()
+
+
+async def test_interrupt_from_the_terminal_does_not_reach_the_daemon(start: Start) -> None:
+    await start()
+    (daemon,) = own_daemons()
+    assert os.getpgid(daemon.pid) != os.getpgid(0)
+
+
+async def test_guard_outlives_a_request_to_end(start: Start) -> None:
+    await start()
+    (daemon,) = own_daemons()
+    guard = daemon.parent()
+    guard.terminate()
+    await asyncio.sleep(0.2)
+    assert living([guard, daemon]) == [guard, daemon]

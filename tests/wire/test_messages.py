@@ -1,0 +1,123 @@
+"""Messages: their exact bytes, round trips, and what is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import MalformedMessage
+from swarm.wire.messages import (
+    AnyMessage,
+    Close,
+    Fault,
+    Leaving,
+    Message,
+    Open,
+    Opened,
+    Output,
+    Ping,
+    Pong,
+    Rewind,
+    Role,
+    Step,
+    decode_message,
+    encode_message,
+)
+
+# The bytes of every message of wire version 1. If one of these has to change, so does WIRE_VERSION.
+GOLDEN: list[tuple[Message, str]] = [
+    (
+        Open(
+            wire_version=1, session="0123456789abcdef0123456789abcdef", epoch=2, manifest="ab" * 32,
+            start=0, end=10, dtype="bf16", quantization="none", codec="bf16", max_tokens=4096,
+            lease_s=2.5, role="spare", trace="t1",
+        ),
+        "8ea474797065a46f70656eac776972655f76657273696f6e01a773657373696f6ed92030313233343536373839"
+        "61626364656630313233343536373839616263646566a565706f636802a86d616e6966657374d9406162616261"
+        "626162616261626162616261626162616261626162616261626162616261626162616261626162616261626162"
+        "6162616261626162616261626162a5737461727400a3656e640aa56474797065a462663136ac7175616e74697a"
+        "6174696f6ea46e6f6e65a5636f646563a462663136aa6d61785f746f6b656e73cd1000a76c656173655f73cb40"
+        "04000000000000a4726f6c65a57370617265a57472616365a27431",
+    ),
+    (Opened(position=7, max_tokens=4096, lease_s=2.5), "84a474797065a66f70656e6564a8706f736974696f6e07aa6d61785f746f6b656e73cd1000a76c656173655f73"
+        "cb4004000000000000"),
+    (Step(id=3, position=7, tokens=2, reply_tokens=1), "85a474797065a473746570a2696403a8706f736974696f6e07a6746f6b656e7302ac7265706c795f746f6b656e"
+        "7301"),
+    (Output(id=3, position=7, tokens=1, compute_ms=41.5, queue_ms=0.25), "86a474797065a66f7574707574a2696403a8706f736974696f6e07a6746f6b656e7301aa636f6d707574655f6d"
+        "73cb4044c00000000000a871756575655f6d73cb3fd0000000000000"),
+    (Rewind(position=5), "82a474797065a6726577696e64a8706f736974696f6e05"),
+    (Ping(id=9), "82a474797065a470696e67a2696409"),
+    (Pong(id=-1, queue_depth=2), "83a474797065a4706f6e67a26964ffab71756575655f646570746802"),
+    (Leaving(seconds=30.0), "82a474797065a76c656176696e67a77365636f6e6473cb403e000000000000"),
+    (
+        Fault(code="position", text="at 5", retryable=True, field="position", expected_position=5),
+        "86a474797065a56661756c74a4636f6465a8706f736974696f6ea474657874a461742035a9726574727961626c"
+        "65c3a56669656c64a8706f736974696f6eb165787065637465645f706f736974696f6e05",
+    ),
+    (Close(), "81a474797065a5636c6f7365"),
+]  # fmt: skip
+
+
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+BY_TYPE = {
+    int: INTEGERS,
+    int | None: st.none() | INTEGERS,
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=40),
+    bool: st.booleans(),
+    Role: st.sampled_from(("active", "spare")),
+}
+
+
+def _values(kind: type[Message]) -> st.SearchStrategy[Message]:
+    fields = msgspec.structs.fields(kind)
+    return st.builds(kind, **{field.name: BY_TYPE[field.type] for field in fields})
+
+
+ANY_MESSAGE = st.one_of(*(_values(kind) for kind in AnyMessage.__args__))
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_message_has_exactly_its_golden_bytes(message: Message, golden: str) -> None:
+    assert encode_message(message).hex() == golden
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_golden_bytes_give_the_message(message: Message, golden: str) -> None:
+    assert decode_message(bytes.fromhex(golden)) == message
+
+
+def test_every_message_has_golden_bytes() -> None:
+    assert {type(message) for message, _ in GOLDEN} == set(AnyMessage.__args__)
+
+
+@given(ANY_MESSAGE)
+def test_any_message_comes_back(message: AnyMessage) -> None:
+    assert decode_message(encode_message(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_malformed_message(raw: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_message(raw)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "no such message"},
+        {"type": "ping"},
+        {"type": "ping", "id": "1"},
+        {"type": "step", "id": 1, "position": 2, "tokens": 1.5, "reply_tokens": 1},
+        {"id": 1},
+        [1, 2],
+    ],
+)
+def test_message_with_wrong_fields_is_refused(fields: object) -> None:
+    with pytest.raises(MalformedMessage, match="wire version 1"):
+        decode_message(msgspec.msgpack.encode(fields))
+
+
+def test_unknown_field_of_a_later_minor_version_is_ignored() -> None:
+    raw = msgspec.msgpack.encode({"type": "ping", "id": 4, "added_later": True})
+    assert decode_message(raw) == Ping(id=4)
