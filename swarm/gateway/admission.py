@@ -20,8 +20,8 @@ class TokenBucket:
     """So many requests a minute, and as many at once after a quiet minute."""
 
     per_minute: float
+    filled_at: float
     level: float = field(init=False)
-    filled_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.level = max(1.0, self.per_minute)
@@ -90,7 +90,7 @@ class FairQueue(Generic[Ticket]):
 
     def place(self, ticket: Ticket) -> int:
         """How many are served before a waiting ticket; 0 is next."""
-        order = self._order()
+        order = self.order()
         return order.index(ticket) if ticket in order else len(order)
 
     def wait_s(self, place: int) -> float:

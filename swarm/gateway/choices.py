@@ -32,6 +32,7 @@ class News:
     text: str = ""
     calls: tuple[NumberedCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    offset: int = 0  # characters of the tokens before
     finish_reason: FinishReason | None = None
 
 
@@ -48,6 +49,7 @@ class Choice:
     texts: list[str] = field(default_factory=list)
     calls: list[NumberedCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_chars: int = 0  # of the tokens whose log probabilities are told
     finish_reason: FinishReason | None = None
     hops: tuple[HopReport, ...] = ()
     resumes: tuple[ResumeReport, ...] = ()
@@ -65,6 +67,8 @@ class Choice:
         first = not self.output_ids
         self.output_ids.append(piece.token_id)
         logprobs = (self._logprob(piece),) if self.token_bytes else ()
+        offset = self.token_chars
+        self.token_chars += sum(len(entry.token) for entry in logprobs)
         parts = self.parser.push(piece.text) if self.parser else [piece.text]
         if piece.finish_reason is not None and self.parser:
             parts += self.parser.finish()
@@ -77,7 +81,7 @@ class Choice:
         self.calls += calls
         self.logprobs += logprobs
         self.finish_reason = self._finish_reason(piece)
-        return News(self.index, first, text, calls, logprobs, self.finish_reason)
+        return News(self.index, first, text, calls, logprobs, offset, self.finish_reason)
 
     def provenance(self) -> ChoiceProvenance:
         """How it came about so far."""

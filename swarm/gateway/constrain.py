@@ -7,7 +7,7 @@ again after an interruption keeps its form.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 import numpy as np
@@ -17,8 +17,15 @@ from swarm.gateway.refusal import bad
 from swarm.gateway.tools import CLOSING, OPENING, Style
 from swarm.model.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 # The spacing that models write by themselves; free white space lets a weak one write nothing else.
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPACING: "JsonCompileOptions" = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 
 Mask = Callable[[Sequence[int]], torch.Tensor]
 
@@ -65,7 +72,7 @@ class _Matcher:
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """JSON that fits the schema."""
-    return llguidance.LLMatcher.grammar_from_json_schema(dict(schema), overrides=dict(_SPACING))
+    return llguidance.LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPACING)
 
 
 def regex_grammar(pattern: str) -> str:

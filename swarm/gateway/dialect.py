@@ -156,7 +156,7 @@ class TextDialect:
         choice = TextChoice(
             index=news.index,
             text=text,
-            logprobs=_text_logprobs(news.logprobs) if news.logprobs else None,
+            logprobs=_text_logprobs(news.logprobs, news.offset) if news.logprobs else None,
             finish_reason=news.finish_reason,
         )
         return [self._body([choice], None if self.head.usage_in_stream else UNSET)]
@@ -199,8 +199,8 @@ def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
     return ChatLogprobs(content=list(logprobs)) if logprobs else None
 
 
-def _text_logprobs(logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
-    offsets, offset = [], 0
+def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int = 0) -> TextLogprobs:
+    offsets = []
     for entry in logprobs:
         offsets.append(offset)
         offset += len(entry.token)
