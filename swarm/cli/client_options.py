@@ -1,6 +1,6 @@
 """The options of every command that asks a swarm: where to join, how to sample, when to give up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +33,11 @@ class ClientFlags:
 
     async def open(self, model: str) -> "Client":
         """Load the ends of the model and join."""
+        (client,) = await self.open_all([model])
+        return client
+
+    async def open_all(self, models: Sequence[str]) -> "list[Client]":
+        """Load the ends of the models and join, with one node for all."""
         import torch
 
         from swarm.client.client import Client, ClientOptions
@@ -45,7 +50,7 @@ class ClientFlags:
             recovery="exact" if self.recovery == "exact" else "fast",
             on_wait=_Waiting(),
         )
-        return await Client.open(model, join=self.join, options=options)
+        return await Client.open_all(models, join=self.join, options=options)
 
 
 class _Waiting:

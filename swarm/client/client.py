@@ -13,7 +13,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,14 +20,14 @@ from typing import Any, Self
 
 from swarm.client.batched_head import BatchedHead
 from swarm.client.chat import Conversation
-from swarm.client.context import Context
+from swarm.client.context import Context, GuardPolicy
 from swarm.client.generation import Generation, Request, Voice
 from swarm.client.hop import HopSettings
 from swarm.client.model import ClientModel, load_client_model
 from swarm.client.recovery import Exactness, Recovery
 from swarm.client.router import Numerics
 from swarm.client.routes import Routes
-from swarm.client.session import Session
+from swarm.client.spares import Policy
 from swarm.config import store_root
 from swarm.errors import ManifestMismatch, SwarmError
 from swarm.model.chat_template import Message
@@ -51,6 +50,7 @@ class ClientOptions:
     open_timeout_s: float = 5.0
     dtype: str | None = None  # only peers that compute in it; None: whatever the swarm has
     recovery: Exactness = "fast"
+    spares: Policy = "auto"
     on_wait: Callable[[SwarmError], None] = field(default=lambda error: None)
 
 
@@ -64,10 +64,12 @@ class Client:
         directory: Directory,
         options: ClientOptions | None = None,
         compute: Compute | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.model = model
         self.options = options or ClientOptions()
         self._network = network
+        self._now = now
         self._directory = directory
         self._compute = compute or ComputeThread()
         self._head = BatchedHead(model.head, self._compute)
@@ -81,14 +83,25 @@ class Client:
 
         Raises `UnknownModel`, `BrokenModel` or `JoinFailed`.
         """
-        options = options or ClientOptions()
-        loaded = await asyncio.to_thread(load_client_model, str(model), store_root(), options.dtype)
-        async with AsyncExitStack() as stack:
-            network = await Libp2pNetwork.start(Libp2pConfig(join=tuple(join), client=True), new_identity())
-            stack.push_async_callback(network.close)
-            client = cls(loaded, network, Directory(network, time.time), options)
-            stack.pop_all()
+        (client,) = await cls.open_all([model], join=join, options=options)
         return client
+
+    @classmethod
+    async def open_all(
+        cls, models: Sequence[str | Path], *, join: Sequence[str], options: ClientOptions | None = None
+    ) -> "list[Client]":
+        """A client for each model, all on one node and one compute thread, so closing one closes all.
+
+        Raises as `open`.
+        """
+        options = options or ClientOptions()
+        loaded = [
+            await asyncio.to_thread(load_client_model, str(model), store_root(), options.dtype)
+            for model in models
+        ]
+        network = await Libp2pNetwork.start(Libp2pConfig(join=tuple(join), client=True), new_identity())
+        directory, compute = Directory(network, time.time), ComputeThread()
+        return [cls(each, network, directory, options, compute) for each in loaded]
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,7 +135,11 @@ class Client:
         `limits` are the fields of `Request`: max_tokens, min_tokens, stop, top_logprobs, ...
         Raises `EmptyPrompt` or `ContextOverflow` at once.
         """
-        return Generation(self.request(prompt, sampling, **limits), self.voice, self._new_context)
+        return self.begin(self.request(prompt, sampling, **limits))
+
+    def begin(self, request: Request) -> Generation:
+        """Begin the reply to a request, or go on with one whose `output_ids` are there already."""
+        return Generation(request, self.voice, self._new_context)
 
     def request(self, prompt: str | Sequence[int], sampling: Sampling | None = None, **limits: Any) -> Request:
         """A request with the model's own defaults for what is not given."""
@@ -178,7 +195,8 @@ class Client:
             numerics=Numerics(options.dtype, "none") if options.dtype else None,
             on_wait=options.on_wait,
         )
-        return Context(Session(recovery, Span(0, config.num_blocks)), self._head)
+        guard = GuardPolicy(options.spares, self._now)
+        return Context(recovery, Span(0, config.num_blocks), self._head, guard)
 
     async def _fetch_snapshot(self) -> Snapshot:
         model = self.model

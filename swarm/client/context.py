@@ -4,19 +4,37 @@ Joins the client's ends of the model (embedding, head) to the chain. Moving to a
 keeps the part they share, so that the next turn of a chat costs only its new tokens.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from swarm.client.batched_head import BatchedHead
+from swarm.client.guardian import Guardian
+from swarm.client.recovery import Recovery, SessionState
 from swarm.client.session import Session
+from swarm.client.spares import Policy
+from swarm.errors import SwarmError
+from swarm.values import Span
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardPolicy:
+    """How a session is guarded. `now` is the wall clock, in Unix seconds."""
+
+    spares: Policy
+    now: Callable[[], float]
 
 
 class Context:
     """The tokens of one conversation, fed through its session. One call at a time."""
 
-    def __init__(self, session: Session, head: BatchedHead) -> None:
-        self.session = session
+    def __init__(self, recovery: Recovery, blocks: Span, head: BatchedHead, guard: GuardPolicy) -> None:
+        self.session = Session(recovery, blocks, lambda end: head.embed(self._ids[:end]))
+        self._guardian = Guardian(self.session, guard.spares, guard.now)
         self._head = head
         self._ids: list[int] = []
 
@@ -36,6 +54,7 @@ class Context:
     async def feed(self, ids: Sequence[int]) -> torch.Tensor:
         """Add tokens (at least one); gives the logits [vocab] that follow them."""
         self._ids.extend(ids)
+        self._guardian.start()
         try:
             hidden = await self.session.extend(self._head.embed(ids))
         except BaseException:
@@ -45,8 +64,22 @@ class Context:
 
     async def close(self) -> None:
         """Free the session on every peer."""
+        await self._guardian.close()
         await self.session.close()
         self._ids.clear()
+
+    async def take_up(self, state: SessionState, ids: Sequence[int]) -> int:
+        """Find again what peers still hold of an earlier process's session that held `ids`.
+
+        Gives how many of them need not be computed again: none when a peer has forgotten.
+        """
+        try:
+            held = await self.session.take_up(state, len(ids) - 1)
+        except SwarmError as error:
+            _logger.info("The earlier session is gone (%s); it is built anew", error)
+            return 0
+        self._ids = list(ids[:held])
+        return held
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:

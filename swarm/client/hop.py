@@ -22,11 +22,12 @@ from swarm.wire.messages import (
     Close,
     Fault,
     Leaving,
+    Message,
     Open,
     Opened,
     Output,
-    Ping,
     Pong,
+    Promote,
     Rewind,
     Role,
     Step,
@@ -84,6 +85,7 @@ class Hop:
         self.leaving_in_s: float | None = None
         self.stats = HopStats()
         self.rtt_s = 0.0
+        self.decode_s = 0.0  # of late, for one token there and back
         self._channel = channel
         self._settings = settings
         self._waiting: _Waiting | None = None
@@ -131,6 +133,11 @@ class Hop:
             self.position = position
             self._stale_position = True
 
+    async def promote(self) -> None:
+        """Make a spare the active hop. A loss shows at the next step."""
+        with contextlib.suppress(HopLost):
+            await self._send(Promote())
+
     async def close(self) -> None:
         """End the session on the peer, as far as the peer can still be told."""
         with contextlib.suppress(HopLost):
@@ -152,6 +159,8 @@ class Hop:
         stats.sent_bytes += sent
         stats.received_bytes += received
         self._s_per_token += 0.2 * (elapsed_s / tokens - self._s_per_token)
+        if tokens == 1:
+            self.decode_s += 0.2 * (elapsed_s - self.decode_s) if self.decode_s else elapsed_s
 
     def _decode(self, reply: bytes, output: Output) -> torch.Tensor:
         try:
@@ -159,7 +168,7 @@ class Hop:
         except ProtocolError as error:
             raise self._lose(str(error)) from error
 
-    async def _send(self, message: Rewind | Step | Close | Ping, body: bytes = b"") -> None:
+    async def _send(self, message: Message, body: bytes = b"") -> None:
         if self._lost is not None:
             raise self._lost
         try:

@@ -18,6 +18,8 @@ class Ledger:
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, start: int = 0) -> None:
         self.start = start
+        self.hidden_size = hidden_size
+        self.dtype = dtype
         self._rows = torch.empty((64, hidden_size), dtype=dtype)
         self._count = 0
         self._step_ends: list[int] = []

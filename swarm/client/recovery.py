@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+
 from swarm.client.hop import Hop, HopSettings, open_hop
 from swarm.client.ledger import Ledger
 from swarm.client.router import Numerics, PlannedHop
@@ -18,8 +20,11 @@ from swarm.client.routes import Routes
 from swarm.errors import NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError
 from swarm.network.transport import Network
 from swarm.values import PeerId, Span
+from swarm.wire.messages import Role
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
+MAX_POSITION = 1 << 31
 
 Exactness = Literal["fast", "exact"]
 
@@ -31,9 +36,23 @@ class Resume:
     at_token: int
     lost_peer: str
     reason: str
-    replayed_tokens: int
     started_at: float
+    replayed_tokens: int = 0
     stall_s: float | None = None
+
+    def end(self, now: float) -> None:
+        """The conversation goes on."""
+        if self.stall_s is None:
+            self.stall_s = now - self.started_at
+
+
+class SessionState(msgspec.Struct, frozen=True):
+    """What a later process needs to find a session again on the peers that hold it."""
+
+    session: str
+    epoch: int
+    codec: str
+    hops: tuple[PlannedHop, ...]
 
 
 @dataclass(slots=True)
@@ -70,9 +89,23 @@ class Recovery:
         """
         held = {hop.planned.peer: hop.position for hop in lost}
         for hop in lost:
-            self.routes.lost(hop.planned.peer)
             await hop.drop()
         return await self._cover(Span(lost[0].planned.span.start, lost[-1].planned.span.end), held)
+
+    async def open_beside(self, hop: Hop, role: Role) -> list[Hop]:
+        """Open hops over the blocks of a living one, on other peers, without waiting. Raises `SwarmError`."""
+        numerics = self.numerics or hop.planned.numerics
+        planned = await self.routes.plan(hop.planned.span, numerics, frozenset([hop.planned.peer]))
+        return await self._open_all(planned, {}, role)
+
+    async def reopen(self, state: SessionState) -> list[Hop]:
+        """Take up the session of an earlier process on the very peers it was on. Raises `SwarmError`."""
+        kinds = {hop.numerics for hop in state.hops}
+        self.numerics = kinds.pop() if len(kinds) == 1 else None
+        self.settings = replace(
+            self.settings, session=state.session, epoch=state.epoch + EPOCHS_PER_TAKE, codec=state.codec
+        )
+        return await self._open_all(state.hops, {hop.peer: MAX_POSITION for hop in state.hops})
 
     async def _cover(self, span: Span, held: Mapping[PeerId, int]) -> list[Hop]:
         ends_at = _now() + self.patience_s
@@ -97,9 +130,11 @@ class Recovery:
         codec = self.numerics.dtype if self.numerics else "fp32"
         self.settings = replace(self.settings, codec=codec)
 
-    async def _open_all(self, planned: Sequence[PlannedHop], held: Mapping[PeerId, int]) -> list[Hop]:
+    async def _open_all(
+        self, planned: Sequence[PlannedHop], held: Mapping[PeerId, int], role: Role = "active"
+    ) -> list[Hop]:
         self.settings = replace(self.settings, epoch=self.settings.epoch + 1)
-        tasks = [asyncio.create_task(self._open_one(hop, held.get(hop.peer, 0))) for hop in planned]
+        tasks = [asyncio.create_task(self._open_one(hop, held.get(hop.peer, 0), role)) for hop in planned]
         try:
             await asyncio.wait(tasks)
             errors = [error for task in tasks if (error := task.exception())]
@@ -112,9 +147,9 @@ class Recovery:
         await _abandon(tasks)
         raise errors[0]
 
-    async def _open_one(self, planned: PlannedHop, held: int) -> Hop:
+    async def _open_one(self, planned: PlannedHop, held: int, role: Role) -> Hop:
         try:
-            hop = await open_hop(self.network, planned, self.settings)
+            hop = await open_hop(self.network, planned, self.settings, role)
         except (NetworkError, ProtocolError, SessionRefused):
             self.routes.lost(planned.peer)
             raise

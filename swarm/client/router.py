@@ -40,6 +40,7 @@ class RouteHints:
     """What this client knows besides the snapshot."""
 
     rtt_ms: Mapping[PeerId, float] = field(default_factory=dict)
+    block_ms: Mapping[PeerId, float] = field(default_factory=dict)  # measured of late; overrules the record
     unknown_rtt_ms: float = 30.0
     excluded: frozenset[PeerId] = frozenset()
     numerics: Numerics | None = None  # only peers that compute like this
@@ -90,7 +91,9 @@ def _numerics(record: PeerRecord) -> Numerics:
     return Numerics(record.dtype, record.quantization)
 
 
-def _block_ms(record: PeerRecord) -> float:
+def _block_ms(record: PeerRecord, hints: RouteHints) -> float:
+    if record.peer_id in hints.block_ms:
+        return hints.block_ms[record.peer_id]
     rate = record.decode_tokens_per_s or UNKNOWN_RATE_TOKENS_PER_S
     return 1000.0 / rate / len(record.span) * (1 + record.queue_depth)
 
@@ -122,7 +125,7 @@ def _cheapest(
             move = _Label(entered + rtt_ms + HOP_OVERHEAD_MS, block, record, best)
             stay = labels.get(record.peer)
             chosen = stay if stay and stay.cost_ms <= move.cost_ms else move
-            here[record.peer] = chosen._replace(cost_ms=chosen.cost_ms + _block_ms(record))
+            here[record.peer] = chosen._replace(cost_ms=chosen.cost_ms + _block_ms(record, hints))
         labels = here
         best = min(labels.values(), key=lambda label: (label.cost_ms, label.record.peer), default=None)
     return _chain(best, span.end) if best else None

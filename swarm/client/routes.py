@@ -16,6 +16,7 @@ from swarm.wire.records import PeerRecord, Snapshot
 
 SNAPSHOT_LIFE_S = 10.0  # older than this it is fetched anew
 FETCH_TIMEOUT_S = 5.0
+OBSERVATION_LIFE_S = 60.0
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
 
 
@@ -27,6 +28,14 @@ class _Ban:
     length_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    """How fast a peer really was, until when that counts."""
+
+    block_ms: float
+    until: float
+
+
 class Routes:
     """Plans chains over one model. `fetch` reads the directory."""
 
@@ -36,6 +45,7 @@ class Routes:
         self._fetched_at = 0.0
         self._rtt_ms: dict[PeerId, float] = {}
         self._bans: dict[PeerId, _Ban] = {}
+        self._observed: dict[PeerId, _Observation] = {}
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -65,6 +75,10 @@ class Routes:
         except NoRoute:
             return self._plan(span, numerics, excluded)
 
+    def plan_at_hand(self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]) -> tuple[PlannedHop, ...]:
+        """The best chain over `span` by what is known already. Raises `NoRoute`."""
+        return self._plan(span, numerics, excluded | self._banned())
+
     async def refresh(self) -> Snapshot:
         """Fetch a snapshot; an old one serves on when the directory does not answer."""
         try:
@@ -88,6 +102,10 @@ class Routes:
         self._bans.pop(peer, None)
         previous = self._rtt_ms.get(peer, rtt_s * 1e3)
         self._rtt_ms[peer] = previous + 0.3 * (rtt_s * 1e3 - previous)
+
+    def observed(self, peer: PeerId, span: Span, decode_s: float) -> None:
+        """A peer took so long for one token through these blocks; for a while that overrules its record."""
+        self._observed[peer] = _Observation(decode_s * 1e3 / len(span), _now() + OBSERVATION_LIFE_S)
 
     def lost(self, peer: PeerId) -> None:
         """A peer did not answer, or refused."""
@@ -113,7 +131,10 @@ class Routes:
     ) -> tuple[PlannedHop, ...]:
         if self._snapshot is None:
             raise NetworkError("The directory has not been read yet")
-        return plan(self._snapshot, span, RouteHints(self._rtt_ms, excluded=excluded, numerics=numerics))
+        now = _now()
+        block_ms = {peer: seen.block_ms for peer, seen in self._observed.items() if seen.until > now}
+        hints = RouteHints(self._rtt_ms, block_ms, excluded=excluded, numerics=numerics)
+        return plan(self._snapshot, span, hints)
 
 
 def _now() -> float:

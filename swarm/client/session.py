@@ -1,20 +1,21 @@
 """A session: one conversation's hidden states on their way through a chain of hops.
 
-In front of every hop stands a `Ledger` of all rows sent to it. Making progress is always the same
-act: push what a hop has not seen of its ledger, and add what comes out to the next ledger. A new
-hop that takes over a span has seen nothing, so it is pushed everything; that is all there is to a
-replay. Losses are raised as `HopLost` below and handled in one place, `Session._advance`, by
-`client/recovery`.
+In front of every hop stands a `Ledger` of all rows sent to it; progress, replay and spares are all
+the same push (`client/chain`). Losses are raised as `HopLost` below and handled in one place,
+`Session._advance`, by a spare where there is one and by `client/recovery` where there is none.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from swarm.client.chain import Link, push
 from swarm.client.hop import Hop
 from swarm.client.ledger import Ledger
-from swarm.client.recovery import Recovery, Resume
+from swarm.client.recovery import Recovery, Resume, SessionState
+from swarm.client.spares import Spare
 from swarm.errors import HopLost
 from swarm.values import Span
 from swarm.wire.tensors import CODECS
@@ -23,34 +24,31 @@ CHUNK_TOKENS = 128  # of a prompt or a replay, per step: small enough to keep se
 
 
 @dataclass(slots=True)
-class _Link:
-    """A hop and the ledger of what is sent to it."""
-
-    hop: Hop
-    ledger: Ledger
-
-
-@dataclass(slots=True)
 class _Lost:
-    """A place in the chain whose hop is gone."""
+    """A link whose hop is gone."""
 
-    index: int
+    link: Link
     error: HopLost
 
 
-@dataclass(slots=True)
 class Session:
     """The chain of one conversation. `extend` adds rows and gives the last one's result.
 
-    One call at a time. Cancelling a call leaves the session whole. Rows are [tokens, hidden].
+    Rows are [tokens, hidden]. Calls wait for each other. Cancelling a call leaves the session whole.
+    `recall` gives the rows from position 0 to another again, for the case that peers lose what only
+    they still held.
     """
 
-    recovery: Recovery
-    blocks: Span
-    resumes: list[Resume] = field(default_factory=list)
-    _links: list[_Link] = field(default_factory=list)
-    _result: torch.Tensor | None = None
-    _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
+    def __init__(self, recovery: Recovery, blocks: Span, recall: Callable[[int], torch.Tensor]) -> None:
+        self.recovery = recovery
+        self.resumes: list[Resume] = []
+        self.spares: dict[Link, Spare] = {}
+        self._blocks = blocks
+        self._recall = recall
+        self._links: list[Link] = []
+        self._result: torch.Tensor | None = None
+        self._progress = asyncio.Condition()
+        self._turn = asyncio.Lock()
 
     @property
     def position(self) -> int:
@@ -58,52 +56,100 @@ class Session:
         return self._links[0].ledger.end if self._links else 0
 
     @property
-    def hops(self) -> tuple[Hop, ...]:
+    def links(self) -> Sequence[Link]:
         """The chain as it is now."""
-        return tuple(link.hop for link in self._links)
+        return tuple(self._links)
 
-    async def open(self) -> None:
-        """Find and open a chain over all blocks. Raises `NoRoute` when patience ends."""
-        hops = await self.recovery.open_chain(self.blocks)
-        self._links = [_Link(hop, self._new_ledger()) for hop in hops]
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The hops of the chain as it is now."""
+        return tuple(link.hop for link in self._links)
 
     async def extend(self, rows: torch.Tensor) -> torch.Tensor:
         """Push rows [tokens, hidden] through all blocks; gives the last row's hidden state [1, hidden].
 
         Survives the loss of any hops. Raises `NoRoute` when some blocks are on no live peer for
-        longer than the patience; the call can then be repeated with no rows.
+        longer than the patience; the rows are kept, and the conversation can go on later.
         """
-        if not self._links:
-            await self.open()
-        self._links[0].ledger.append(rows)
-        await self._advance()
-        if self._result is None:
-            raise ValueError("A session must be extended by at least one row before it has a result.")
-        return self._result
+        async with self._turn:
+            if not self._links:
+                await self._open()
+            self._links[0].ledger.append(rows)
+            await self._advance()
+            if self._result is None:
+                raise ValueError("A session must be extended by at least one row before it has a result.")
+            return self._result
 
     async def rewind(self, position: int) -> None:
         """Forget everything from `position` on."""
-        for link in self._links:
-            link.ledger.truncate(position)
-            await link.hop.rewind(position)
-        self._result = None
+        async with self._turn:
+            for link in self._links:
+                link.ledger.truncate(position)
+                await link.hop.rewind(position)
+            for spare in self.spares.values():
+                await spare.rewind(position)
+            self._result = None
+
+    async def swap(self, link: Link, reason: str) -> None:
+        """Let the link's spare take its place while nothing is lost: a planned leave, or a slow peer."""
+        async with self._turn:
+            if link in self._links and link in self.spares:
+                self.resumes.append(Resume(self.position, link.hop.planned.peer, reason, _now()))
+                await self._promote(link)
+                self.resumes[-1].end(_now())
+
+    def export(self) -> SessionState | None:
+        """Where the session stands, for `take_up` by a later process; None before there is a chain."""
+        if not self._links:
+            return None
+        settings = self.recovery.settings
+        return SessionState(
+            session=settings.session,
+            epoch=settings.epoch,
+            codec=settings.codec,
+            hops=tuple(link.hop.planned for link in self._links),
+        )
+
+    async def take_up(self, state: SessionState, end: int) -> int:
+        """Find again what peers still hold of an earlier process's session, up to position `end`.
+
+        Gives the position from which on rows have to be sent. Raises what `Recovery.reopen` raises.
+        """
+        async with self._turn:
+            hops = await self.recovery.reopen(state)
+            held = min(end, *(hop.position for hop in hops))
+            for hop in hops:
+                await hop.rewind(held)
+            self._links = [Link(hop, self._new_ledger(held)) for hop in hops]
+            return held
 
     async def close(self) -> None:
         """Free the session on every peer."""
         links, self._links = self._links, []
-        await asyncio.gather(*(link.hop.close() for link in links))
+        spares, self.spares = self.spares, {}
+        await asyncio.gather(*(link.hop.close() for link in links), *(spare.close() for spare in spares.values()))
 
-    def _new_ledger(self) -> Ledger:
+    async def _open(self) -> None:
+        hops = await self.recovery.open_chain(self._blocks)
+        self._links = [Link(hop, self._new_ledger()) for hop in hops]
+
+    def _new_ledger(self, start: int = 0) -> Ledger:
         settings = self.recovery.settings
-        return Ledger(settings.hidden_size, CODECS[settings.codec])
+        return Ledger(settings.hidden_size, CODECS[settings.codec], start)
 
     async def _advance(self) -> None:
         """Bring every hop to the end of the conversation, replacing those that are lost on the way."""
         started_at = _now()
         while lost := await self._push_all():
-            for group in reversed(_neighbours(lost)):
-                await self._replace(group, started_at)
-        self._finish_resumes()
+            for entry in lost:
+                self._note_loss(entry, started_at)
+            rest = [entry for entry in lost if not await self._promote(entry.link)]
+            for run in self._runs(rest):
+                await self._replace(run)
+        for resume in self.resumes:
+            resume.end(_now())
+        for spare in self.spares.values():
+            spare.wake()
 
     async def _push_all(self) -> list[_Lost]:
         """Push every hop forward; gives those that were lost. Long runs go through all hops at once."""
@@ -112,8 +158,6 @@ class Session:
         if behind <= CHUNK_TOKENS:
             for index in range(len(self._links)):
                 await self._push(index, lost)
-                if lost:
-                    break
         else:
             async with asyncio.TaskGroup() as group:
                 for index in range(len(self._links)):
@@ -123,68 +167,78 @@ class Session:
     async def _push(self, index: int, lost: list[_Lost]) -> None:
         """Push one hop to the end of the conversation, as fast as its ledger fills."""
         link = self._links[index]
+        is_last = index == len(self._links) - 1
         while link.hop.position < self.position and not lost:
             if link.ledger.end == link.hop.position:
                 async with self._progress:
                     await self._progress.wait()
                 continue
+            end = self.recovery.step_end(link.ledger, link.hop.position, CHUNK_TOKENS)
             try:
-                await self._step(index)
+                result = await push(self._links, index, end, results_from=self.position - 1)
             except HopLost as error:
-                lost.append(_Lost(index, error))
+                lost.append(_Lost(link, error))
+            else:
+                self._result = result if is_last else self._result
             async with self._progress:
                 self._progress.notify_all()
 
-    async def _step(self, index: int) -> None:
-        """One step of one hop: send what comes next, keep of the answer what is not known yet."""
-        link, position = self._links[index], self._links[index].hop.position
-        end = self.recovery.step_end(link.ledger, position, CHUNK_TOKENS)
-        is_last = index == len(self._links) - 1
-        known = self.position - 1 if is_last else self._links[index + 1].ledger.end
-        reply_tokens = max(0, end - max(known, position))
-        output = await link.hop.step(link.ledger.rows(position, end), reply_tokens)
-        link.ledger.mark_step(end)
-        if not reply_tokens:
-            return
-        if is_last:
-            self._result = output
-        else:
-            self._links[index + 1].ledger.append(output)
+    def _note_loss(self, lost: _Lost, started_at: float) -> None:
+        self.resumes.append(Resume(self.position, lost.error.peer, lost.error.reason, started_at))
+        self.recovery.routes.lost(lost.link.hop.planned.peer)
 
-    async def _replace(self, group: list[_Lost], started_at: float) -> None:
+    async def _promote(self, link: Link) -> bool:
+        """Put the link's spare in its place, if it has one that lives."""
+        spare = self.spares.pop(link, None)
+        if spare is None:
+            return False
+        if spare.lost:
+            await spare.close()
+            return False
+        index = self._links.index(link)
+        self._note_replay(link, spare.lag)
+        self._links[index : index + 1] = await spare.promote()
+        await link.hop.close()
+        return True
+
+    async def _replace(self, old: Sequence[Link]) -> None:
         """Put new hops where a run of neighbouring ones was lost."""
-        first, last = group[0].index, group[-1].index
-        old = self._links[first : last + 1]
         hops = await self.recovery.replace([link.hop for link in old])
-        links = [_Link(hop, self._new_ledger()) for hop in hops]
-        links[0].ledger = old[0].ledger
-        self._links[first : last + 1] = links
-        for lost in group:
-            self.resumes.append(
-                Resume(
-                    at_token=self.position,
-                    lost_peer=lost.error.peer,
-                    reason=lost.error.reason,
-                    replayed_tokens=self.position - min(hop.position for hop in hops),
-                    started_at=started_at,
-                )
-            )
+        first = self._links.index(old[0])
+        new = [Link(hop, self._new_ledger()) for hop in hops]
+        new[0].ledger = old[0].ledger
+        self._links[first : first + len(old)] = new
+        if hops[0].position < old[0].ledger.start:
+            await self._begin_again()
+        for link in old:
+            self._note_replay(link, self.position - min(hop.position for hop in hops))
 
-    def _finish_resumes(self) -> None:
+    async def _begin_again(self) -> None:
+        """Rebuild every ledger from the tokens: what a new hop needs was kept by nobody."""
+        end = self.position
+        for link in self._links:
+            link.ledger = self._new_ledger()
+            await link.hop.rewind(0)
+        self._links[0].ledger.append(self._recall(end))
+
+    def _note_replay(self, link: Link, tokens: int) -> None:
         for resume in self.resumes:
-            if resume.stall_s is None:
-                resume.stall_s = _now() - resume.started_at
+            if resume.lost_peer == link.hop.planned.peer and resume.stall_s is None:
+                resume.replayed_tokens = tokens
 
-
-def _neighbours(lost: list[_Lost]) -> list[list[_Lost]]:
-    """Runs of losses that stand side by side in the chain, first to last."""
-    runs: list[list[_Lost]] = []
-    for entry in sorted(lost, key=lambda entry: entry.index):
-        if runs and runs[-1][-1].index + 1 == entry.index:
-            runs[-1].append(entry)
-        else:
-            runs.append([entry])
-    return runs
+    def _runs(self, lost: Sequence[_Lost]) -> list[list[Link]]:
+        """The lost links, in runs that stand side by side in the chain."""
+        gone = {entry.link for entry in lost}
+        runs: list[list[Link]] = []
+        previous: Link | None = None
+        for link in self._links:
+            if link in gone:
+                if previous in gone:
+                    runs[-1].append(link)
+                else:
+                    runs.append([link])
+            previous = link
+        return runs
 
 
 def _now() -> float:

@@ -97,9 +97,12 @@ class FairQueue(Generic[Ticket]):
         """About how long it takes until the one at this place runs."""
         return (place + 1) * self.service_s / max(1, self.max_running)
 
-    def _order(self) -> list[Ticket]:
+    def order(self) -> list[Ticket]:
+        """Those who wait, in the order of their turns."""
         rounds = max(map(len, self._waiting.values()), default=0)
-        return [queue[turn] for turn in range(rounds) for queue in self._waiting.values() if turn < len(queue)]
+        return [
+            queue[turn] for turn in range(rounds) for queue in self._waiting.values() if turn < len(queue)
+        ]
 
     def _withdraw(self, ticket: Ticket) -> None:
         for key, queue in list(self._waiting.items()):

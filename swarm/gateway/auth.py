@@ -61,9 +61,7 @@ class KeyFile:
         key = self._keys.get(_hash(secret.strip())) if scheme.lower() == "bearer" else None
         if key is None:
             what = "The API key is not one of this gateway's" if authorization else "There is no API key"
-            raise Refusal(
-                401, what, "Send the header Authorization: Bearer KEY.", reason="invalid_api_key"
-            )
+            raise Refusal(401, what, "Send the header Authorization: Bearer KEY.", reason="invalid_api_key")
         return key
 
     def _read_if_changed(self, path: Path) -> None:
@@ -82,7 +80,9 @@ def read_keys(path: Path) -> dict[str, Key]:
             f"{path} cannot be read: {error.strerror}", "Make a key with --new-key NAME."
         ) from error
     except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigurationError(f"{path} is not a file of keys: {error}", "Correct it at that place.") from error
+        raise ConfigurationError(
+            f"{path} is not a file of keys: {error}", "Correct it at that place."
+        ) from error
     for key in keys:
         if len(key.sha256) != 64 or not key.name:
             raise ConfigurationError(f"{path}: a key needs a name and a sha256 of 64 hex digits")

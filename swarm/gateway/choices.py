@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from swarm.client.generation import Request
 from swarm.client.reply import HopReport, Piece, ResumeReport
-from swarm.gateway.schema import ChoiceProvenance, FinishReason, SwarmHop, SwarmResume, TokenLogprob, TopLogprob
+from swarm.gateway.schema import (
+    ChoiceProvenance,
+    FinishReason,
+    SwarmHop,
+    SwarmResume,
+    TokenLogprob,
+    TopLogprob,
+)
 from swarm.gateway.tools import Call, ToolParser
 
 TokenBytes = Callable[[int], bytes]

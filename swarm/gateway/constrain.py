@@ -107,7 +107,13 @@ def call_grammar(style: Style, schemas: Mapping[str, Mapping[str, Any]]) -> str:
     rules = [f"call_{index}: %json {_with_spacing(call)}" for index, call in enumerate(calls)]
     either = " | ".join(f"call_{index}" for index in range(len(calls)))
     return lark_grammar(
-        "\n".join([f'start: {_quoted(OPENING + chr(10))} call {_quoted(chr(10) + CLOSING)}', f"call: {either}", *rules])
+        "\n".join(
+            [
+                f"start: {_quoted(OPENING + chr(10))} call {_quoted(chr(10) + CLOSING)}",
+                f"call: {either}",
+                *rules,
+            ]
+        )
     )
 
 

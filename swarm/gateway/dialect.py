@@ -55,11 +55,14 @@ class Letterhead:
 class Dialect(Protocol):
     """One way to write a reply."""
 
+    @property
+    def head(self) -> Letterhead: ...
+
     def events(self, news: News) -> list[Struct]:
         """The events of a stream for what is new."""
         ...
 
-    def extra(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+    def aside(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
         """An event without choices."""
         ...
 
@@ -96,7 +99,7 @@ class ChatDialect:
             events.append(self._chunk([last]))
         return events
 
-    def extra(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+    def aside(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
         chunk = self._chunk([])
         chunk.usage, chunk.swarm = usage if usage else chunk.usage, swarm
         return chunk
@@ -161,7 +164,7 @@ class TextDialect:
         )
         return [self._body([choice], None if self.head.usage_in_stream else UNSET)]
 
-    def extra(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+    def aside(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
         body = self._body([], usage or (None if self.head.usage_in_stream else UNSET))
         body.swarm = swarm
         return body
@@ -183,7 +186,7 @@ class TextDialect:
     def _prompt(self, index: int) -> str:
         return self.prompts[index] if self.prompts else ""
 
-    def _body(self, choices: list[TextChoice], usage: Usage | None | UnsetType) -> TextCompletion:
+    def _body(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> TextCompletion:
         head = self.head
         return TextCompletion(
             id=head.id,

@@ -95,7 +95,9 @@ class HostedModel:
             manifest=model.manifest,
             num_blocks=model.config.num_blocks,
             whole=bool(coverage and coverage.whole),
-            missing=[str(span) for span in coverage.missing] if coverage else [f"0:{model.config.num_blocks}"],
+            missing=[str(span) for span in coverage.missing]
+            if coverage
+            else [f"0:{model.config.num_blocks}"],
             replicas=coverage.replicas if coverage else 0,
         )
 

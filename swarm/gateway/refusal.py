@@ -31,6 +31,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
@@ -39,7 +40,7 @@ _TYPES = {
 }
 
 
-class Refusal(SwarmError):
+class Refusal(SwarmError):  # noqa: N818 - the tree names what happened
     """A request is refused. `status` is HTTP's, `param` names the field at fault."""
 
     code: ClassVar[str] = "refused"
@@ -72,7 +73,10 @@ class Refusal(SwarmError):
     def body(self) -> bytes:
         """The JSON of the answer."""
         detail = ErrorDetail(
-            message=str(self), type=_TYPES.get(self.status, "server_error"), param=self.param, code=self.reason
+            message=str(self),
+            type=_TYPES.get(self.status, "server_error"),
+            param=self.param,
+            code=self.reason,
         )
         if self.detail is not None:
             detail.detail = self.detail
@@ -109,7 +113,9 @@ def refusal_of_body(error: Exception) -> Refusal:
     path = place[1] if place else ""
     param = ".".join(part for part in (path, name) if part) or None
     if not isinstance(error, msgspec.ValidationError):
-        return Refusal(400, f"The body is not JSON: {text}", "Send one JSON object in UTF-8.", reason="invalid_json")
+        return Refusal(
+            400, f"The body is not JSON: {text}", "Send one JSON object in UTF-8.", reason="invalid_json"
+        )
     if unknown:
         return Refusal(
             400, f"There is no field {param!r}", "Leave it out.", reason="unknown_parameter", param=param

@@ -6,7 +6,6 @@ the published OpenAPI document. Ranges stand here, so what does not fit is refus
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -312,7 +311,7 @@ class ChatDelta(Struct, kw_only=True):
     """What is new."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | None | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
@@ -334,7 +333,7 @@ class ChatChunk(Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     system_fingerprint: str
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     swarm: Provenance | UnsetType = UNSET
 
 
@@ -356,7 +355,7 @@ class TextCompletion(Struct, kw_only=True):
     model: str
     choices: list[TextChoice]
     system_fingerprint: str
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     swarm: Provenance | UnsetType = UNSET
 
 

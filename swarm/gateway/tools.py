@@ -112,7 +112,7 @@ class LlamaParser:
             return [text] if text else []
         self._held += text
         begun = self._held.lstrip()
-        if not begun or begun.startswith("{") or begun.startswith(_LLAMA_MARK) or _LLAMA_MARK.startswith(begun):
+        if not begun or begun.startswith(("{", _LLAMA_MARK)) or _LLAMA_MARK.startswith(begun):
             return []
         self._is_text = True
         return self.finish()

@@ -100,14 +100,20 @@ async def completion_task(body: CompletionRequest, hosted: HostedModel) -> Task:
 
 
 def _request(
-    body: CommonRequest, hosted: HostedModel, prompt_ids: Sequence[int], max_tokens: int | None, top_logprobs: int
+    body: CommonRequest,
+    hosted: HostedModel,
+    prompt_ids: Sequence[int],
+    max_tokens: int | None,
+    top_logprobs: int,
 ) -> Request:
     config = hosted.client.model.config
     stop_ids = set(body.stop_token_ids or ())
     if not body.ignore_eos:
         stop_ids |= set(config.stop_token_ids)
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
-        raise bad("min_tokens", f"min_tokens is {body.min_tokens}, more than the {max_tokens} tokens asked for")
+        raise bad(
+            "min_tokens", f"min_tokens is {body.min_tokens}, more than the {max_tokens} tokens asked for"
+        )
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return hosted.client.request(
         tuple(prompt_ids),
@@ -124,7 +130,9 @@ def _request(
 
 def _sampling(body: CommonRequest, hosted: HostedModel) -> Sampling:
     """The model's own defaults with what the body sets."""
-    given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLED if getattr(body, name) is not None}
+    given: dict[str, Any] = {
+        name: getattr(body, name) for name in _SAMPLED if getattr(body, name) is not None
+    }
     if given.get("top_k") == -1:
         given["top_k"] = 0
     if body.logit_bias:
@@ -186,7 +194,9 @@ def _render(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -> 
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     has_place = tools.style_of(tokenizer.template_source(with_tools=True)) is not None
-    messages = [_message(message, place, as_text=not has_place) for place, message in enumerate(body.messages)]
+    messages = [
+        _message(message, place, as_text=not has_place) for place, message in enumerate(body.messages)
+    ]
     listed = [msgspec.to_builtins(tool) for tool in offered]
     if listed and not has_place:
         messages = _with_tool_prompt(messages, listed)
@@ -231,7 +241,9 @@ def _content(message: ChatMessage, place: int) -> str | None:
         return message.content
     for part in message.content:
         if part.type != "text" or part.text is None:
-            raise bad(param, f"The model reads text only, not {part.type!r}", "Send text parts.", "unsupported")
+            raise bad(
+                param, f"The model reads text only, not {part.type!r}", "Send text parts.", "unsupported"
+            )
     return "\n".join(part.text or "" for part in message.content)
 
 
@@ -270,7 +282,9 @@ def _form_of_chat(body: ChatRequest, offered: Sequence[Tool], style: tools.Style
         schemas = {tool.function.name: tool.function.parameters or {} for tool in forced}
         forms.append(Form(constrain.call_grammar(style, schemas), "tools"))
     if len(forms) > 1:
-        raise bad(forms[1].param, f"{forms[0].param} and {forms[1].param} exclude each other", "Leave one out.")
+        raise bad(
+            forms[1].param, f"{forms[0].param} and {forms[1].param} exclude each other", "Leave one out."
+        )
     return forms[0] if forms else None
 
 
@@ -284,7 +298,9 @@ def _forced(body: ChatRequest, offered: Sequence[Tool]) -> Sequence[Tool]:
     if isinstance(choice, NamedToolChoice):
         named = [tool for tool in offered if tool.function.name == choice.function.name]
         if not named:
-            raise bad("tool_choice", f"There is no tool named {choice.function.name!r}", "Name one of the tools.")
+            raise bad(
+                "tool_choice", f"There is no tool named {choice.function.name!r}", "Name one of the tools."
+            )
         return named
     return offered
 
@@ -301,5 +317,3 @@ def _form_of(wanted: StructuredOutputs) -> Form:
     if wanted.choice is not None:
         return Form(constrain.choice_grammar(wanted.choice), f"{param}.choice")
     return Form(constrain.lark_grammar(wanted.grammar or ""), f"{param}.grammar")
-
-

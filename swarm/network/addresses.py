@@ -12,9 +12,8 @@ from swarm.errors import UsageError
 from swarm.security.identity import is_peer_id
 from swarm.values import PeerId
 
-_EXAMPLE_ID = "12D3KooW..."
 _JOIN_FIX = (
-    f"Copy the whole address a peer prints at its start, like /ip4/203.0.113.7/tcp/31337/p2p/{_EXAMPLE_ID}"
+    "Copy the whole address a peer prints at its start, like /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
 )
 _LISTEN_FIX = "Write HOST:PORT or a multiaddress, for example 0.0.0.0:31337 or /ip4/0.0.0.0/tcp/31337."
 _TRANSPORT = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/(tcp|udp)/(\d{1,5})((?:/quic(?:-v1)?)?)")
@@ -52,16 +51,11 @@ class JoinAddress:
 
 def parse_join_address(text: str) -> JoinAddress:
     """Read ``/ip4/1.2.3.4/tcp/31337/p2p/ID``, also through a relay (``.../p2p/RELAY/p2p-circuit/p2p/ID``)."""
-    route, separator, peer = text.strip().rpartition("/p2p/")
-    if not separator:
-        raise UsageError(f"{text!r} is not an address to join: it does not end in /p2p/<peer id>", _JOIN_FIX)
+    route, _, peer = text.strip().rpartition("/p2p/")
     if not is_peer_id(peer):
-        raise UsageError(f"{text!r} is not an address to join: {peer!r} is not a peer id", _JOIN_FIX)
-    direct = route.removesuffix("/p2p-circuit")
-    if direct != route:
-        direct = str(parse_join_address(direct).route)
-    if _parse_endpoint(direct) is None or _parse_endpoint(direct, 1) is None:
-        raise UsageError(f"{text!r} is not an address to join", _JOIN_FIX)
+        raise UsageError(f"{text!r} is not an address to join: it does not end in /p2p/<peer id>", _JOIN_FIX)
+    if not _is_route(route):
+        raise UsageError(f"{text!r} is not an address to join: nothing leads to the peer", _JOIN_FIX)
     return JoinAddress(PeerId(peer), route)
 
 
@@ -82,6 +76,14 @@ def parse_announce_address(text: str) -> Endpoint:
             "Write HOST:PORT or a multiaddress as seen from outside, for example 203.0.113.7:31337.",
         )
     return endpoint
+
+
+def _is_route(route: str) -> bool:
+    if route.endswith("/p2p-circuit"):
+        route, _, relay = route.removesuffix("/p2p-circuit").rpartition("/p2p/")
+        if not is_peer_id(relay):
+            return False
+    return route.startswith("/") and _parse_endpoint(route, 1) is not None
 
 
 def _parse_endpoint(text: str, lowest_port: int = 0) -> Endpoint | None:

@@ -103,6 +103,7 @@ class Daemon:
 
     async def stop(self) -> None:
         """End p2pd and its guard. Safe to call twice."""
+        self._ready.cancel()
         if self._process.stdin is not None:
             self._process.stdin.close()  # the guard's signal
         try:

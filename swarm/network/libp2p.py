@@ -122,6 +122,8 @@ class Libp2pNetwork:
             asyncio.create_task(network._supervise(), name="libp2p supervisor"),
             asyncio.create_task(network._watch(), name="libp2p watchdog"),
         ]
+        for task in network._background:
+            task.add_done_callback(network._background_ended)
         return network
 
     @property
@@ -187,12 +189,12 @@ class Libp2pNetwork:
         loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "swarm.network.node"))
         try:
             daemon = await Daemon.start(self._options, self._identity)
-        finally:
-            await asyncio.wait([loading])
-        module = loading.result()
-        if self._memory is None:
-            self._memory = module.Memory()
+        except BaseException:
+            loading.cancel()
+            raise
         try:
+            module = await loading
+            self._memory = self._memory or module.Memory()
             node = await module.Node.start(daemon, self._memory, self._options.client)
         except BaseException:
             await daemon.stop()
@@ -268,8 +270,15 @@ class Libp2pNetwork:
             await asyncio.sleep(backoff.delay_s(attempt, self._random.random()))
             attempt, started = attempt + 1, loop.time()
             await self._restart()
-        self._failed.set_result(NetworkError(f"The network daemon p2pd died {attempt} times in a row"))
+        if not self._failed.done():
+            self._failed.set_result(NetworkError(f"The network daemon p2pd died {attempt} times in a row"))
         self._up.set()
+
+    def _background_ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():
+            _log.error("The %s has failed", task.get_name(), exc_info=error)
+            self._failed.set_result(NetworkError(f"The {task.get_name()} has failed: {error}"))
 
     async def _restart(self) -> None:
         try:

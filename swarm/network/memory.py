@@ -6,6 +6,7 @@ virtual-time loop the same program always takes the same course. Ships for tests
 """
 
 import asyncio
+import math
 import random
 import time
 from collections import deque
@@ -30,6 +31,7 @@ class Link:
 
     delay_s: float = 0.0
     jitter_s: float = 0.0  # up to this much more, evenly; never reorders
+    rate_bytes_per_s: float = math.inf
     stalled: bool = False  # bytes wait until it is over
     blackhole: bool = False  # bytes vanish, and what was lost is never made up for
     cut: bool = False  # channels close at once, new ones are refused
@@ -244,6 +246,7 @@ class _Pipe:
         self._arrived = bytearray()
         self._size_bytes = 0  # under way and arrived
         self._last_arrival = 0.0
+        self._free_at = 0.0  # when the last byte so far has left the sender
         self._ended = False  # for the reader: nothing more will arrive
         self._lost = False  # something fell into a black hole; nothing after it arrives either
         self._changed = asyncio.Event()
@@ -270,7 +273,8 @@ class _Pipe:
         if self._lost or self._ended:
             return
         self._size_bytes += len(data or b"")
-        self._last_arrival = max(self._last_arrival, self._loop.time() + self._swarm.delay_s(link))
+        self._free_at = max(self._free_at, self._loop.time()) + len(data or b"") / link.rate_bytes_per_s
+        self._last_arrival = max(self._last_arrival, self._free_at + self._swarm.delay_s(link))
         self._under_way.append((self._last_arrival, data))
         self._deliver()
 

@@ -28,7 +28,11 @@ class Network(Protocol):
         ...
 
     async def open_channel(self, peer: PeerId, protocol: str, timeout_s: float) -> Channel:
-        """Open a stream to a peer. Raises `PeerUnreachable` at the latest after `timeout_s`."""
+        """Open a stream to a peer. Raises `PeerUnreachable` at the latest after `timeout_s`.
+
+        An open channel does not prove a living peer: over an old connection it opens without a word
+        from the other end, so the first answer needs a deadline of its own.
+        """
         ...
 
     async def serve(self, protocol: str, handler: Handler) -> None:

@@ -29,6 +29,7 @@ from swarm.wire.messages import (
     Output,
     Ping,
     Pong,
+    Promote,
     Rewind,
     Step,
 )
@@ -189,6 +190,8 @@ class SessionHandler:
                 await self._step(stream, message, body)
             elif isinstance(message, Rewind):
                 self._rewind(stream.session, message.position)
+            elif isinstance(message, Promote):
+                stream.session.spare = False
             else:
                 raise SessionRefused("protocol", f"{type(message).__name__} is not for a peer.", "type")
 

@@ -67,6 +67,10 @@ class SessionTable:
         token_bytes = bytes_per_token(self._model.config, len(self._model.span), self._model.dtype)
         return max(0, self._limits.cache_bytes - self.used_bytes) // token_bytes
 
+    def all(self) -> tuple[PeerSession, ...]:
+        """Every session held."""
+        return tuple(self._sessions.values())
+
     def find(self, session_id: str) -> PeerSession | None:
         """The session of that id, attached or not."""
         return self._sessions.get(session_id)

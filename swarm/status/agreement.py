@@ -70,7 +70,10 @@ def _note(sides: dict[str, set[str]], ours: frozenset[str], theirs: frozenset[st
 
 
 def _stretches(first: Run, second: Run) -> list[tuple[frozenset[str], frozenset[str], bool]]:
-    """The peers of both runs between neighbouring boundaries they share, entered alike; and whether left alike."""
+    """The peers of both runs between neighbouring shared boundaries, and whether they left alike.
+
+    Only stretches that both runs entered alike.
+    """
     found = []
     later = {trace.end: index for index, trace in enumerate(second)}
     ours_from = theirs_from = 0

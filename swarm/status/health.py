@@ -88,7 +88,11 @@ def _slow_peers(online: Sequence[PeerRecord], proof: ModelProof) -> set[str]:
 
 
 def _judge(
-    snapshot: Snapshot, proof: ModelProof, conditions: dict[str, Condition], working: Sequence[int], now: float
+    snapshot: Snapshot,
+    proof: ModelProof,
+    conditions: dict[str, Condition],
+    working: Sequence[int],
+    now: float,
 ) -> tuple[Health, list[str]]:
     weak = _weaknesses(snapshot, proof, conditions, working)
     if now - snapshot.taken_at > BLIND_AFTER_S:
@@ -130,10 +134,16 @@ def _weaknesses(
     snapshot: Snapshot, proof: ModelProof, conditions: dict[str, Condition], working: Sequence[int]
 ) -> list[str]:
     reasons = []
-    for condition, text in (("failing", "fail their canaries"), ("disputed", "disagree"), ("slow", "are slow")):
+    for condition, text in (
+        ("failing", "fail their canaries"),
+        ("disputed", "disagree"),
+        ("slow", "are slow"),
+    ):
         peers = [record.peer for record in snapshot.online() if conditions[record.peer] == condition]
         if len(peers) == 1:
-            reasons.append(f"peer {short_id(peers[0])} {_why(proof, peers[0]) if condition != 'slow' else 'is slow'}")
+            reasons.append(
+                f"peer {short_id(peers[0])} {_why(proof, peers[0]) if condition != 'slow' else 'is slow'}"
+            )
         elif peers:
             reasons.append(f"{len(peers)} peers {text}: {listed([short_id(peer) for peer in peers])}")
     single = spans_of(block for block, count in enumerate(working) if count == 1)

@@ -112,7 +112,8 @@ class History:
             self._prepare(limit_bytes)
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
-                f"The history {path} cannot be used: {error}", "Name another file with --database, or move it away."
+                f"The history {path} cannot be used: {error}",
+                "Name another file with --database, or move it away.",
             ) from error
         self._counters: dict[str, tuple[int, int]] = {}  # runs and interruptions already counted
         self._last_at: float | None = None
@@ -131,7 +132,9 @@ class History:
                 raise
             self._evict()
             self._write(state)
-        self._counters = {model.manifest: (model.canary_runs, model.canary_interrupted) for model in state.models}
+        self._counters = {
+            model.manifest: (model.canary_runs, model.canary_interrupted) for model in state.models
+        }
         self._last_at = state.at
         self._writes += 1
         if self._writes % PRUNE_EVERY == 1:
@@ -163,7 +166,8 @@ class History:
     def contributors(self, limit: int = 20) -> list[Contributor]:
         """Who hosted most."""
         rows = self._db.execute(
-            "SELECT peer, name, block_s / 3600, last_seen FROM contributors ORDER BY block_s DESC, peer LIMIT ?",
+            "SELECT peer, name, block_s / 3600, last_seen FROM contributors "
+            "ORDER BY block_s DESC, peer LIMIT ?",
             (limit,),
         )
         return [Contributor(peer, name, round(hours, 3), seen) for peer, name, hours, seen in rows]
@@ -233,7 +237,8 @@ class History:
         for key, trouble in found.items():
             if key not in open_now:
                 self._db.execute(
-                    "INSERT INTO incidents (kind, model, model_name, peer, cause, began_at) VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO incidents (kind, model, model_name, peer, cause, began_at) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
                     (key.kind, key.model, trouble.model_name, key.peer, trouble.cause, state.at),
                 )
 
@@ -244,7 +249,8 @@ class History:
                 self._db.execute("DELETE FROM samples WHERE row_s = ? AND at < ?", (resolution.row_s, oldest))
             self._db.execute("DELETE FROM contributors WHERE last_seen < ?", (now - CONTRIBUTOR_KEPT_S,))
             self._db.execute(
-                "DELETE FROM incidents WHERE number <= (SELECT max(number) FROM incidents) - ?", (MAX_INCIDENTS,)
+                "DELETE FROM incidents WHERE number <= (SELECT max(number) FROM incidents) - ?",
+                (MAX_INCIDENTS,),
             )
 
     def _evict(self) -> None:

@@ -121,7 +121,9 @@ class ProofLedger:
                 now, run.text, run.ttft_s, run.tokens_per_s, tuple(hop.planned.peer for hop in run.hops)
             )
             self._speeds.append(chain)
-        failure = "; ".join(f"peer {short_id(hop.planned.peer)} {clean(hop.fault, MAX_REASON)}" for hop in failed[:2])
+        failure = "; ".join(
+            f"peer {short_id(hop.planned.peer)} {clean(hop.fault, MAX_REASON)}" for hop in failed[:2]
+        )
         self._proof = replace(
             proof,
             peers=dict(self._peers),

@@ -120,7 +120,9 @@ class Observer:
         forgotten = snapshot.taken_at - GONE_KEPT_S
         newest = sorted(watched.last.values(), key=lambda record: -record.issued_at)
         here = {record.peer for record in snapshot.peers}
-        gone = [record for record in newest if record.peer not in here and record.issued_at > forgotten][:MAX_GONE]
+        gone = [record for record in newest if record.peer not in here and record.issued_at > forgotten][
+            :MAX_GONE
+        ]
         watched.last = {record.peer: record for record in (*snapshot.peers, *gone)}
         watched.watch.ledger.keep_only(watched.last)
 

@@ -90,7 +90,8 @@ def badge(label: str, text: str, colour: str) -> str:
         f'<rect width="{left}" height="20" fill="#30363d"/>'
         f'<rect x="{left}" width="{right}" height="20" fill="{colour}"/></g>'
         '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">'
-        f'<text x="{left / 2}" y="14">{label}</text><text x="{left + right / 2}" y="14">{text}</text></g></svg>'
+        f'<text x="{left / 2}" y="14">{label}</text>'
+        f'<text x="{left + right / 2}" y="14">{text}</text></g></svg>'
     )
 
 
@@ -107,7 +108,8 @@ def _column(left: float, width: float, column: _Column) -> list[str]:
         cell = HEIGHT / column.tallest
         classes = [kind] * column.working + ["failing"] * (column.claimed - column.working)
         return [
-            _rect(name, left, HEIGHT - (level + 1) * cell + 2, width, cell - 2) for level, name in enumerate(classes)
+            _rect(name, left, HEIGHT - (level + 1) * cell + 2, width, cell - 2)
+            for level, name in enumerate(classes)
         ]
     scale = HEIGHT / column.tallest
     good, bad = column.working * scale, (column.claimed - column.working) * scale

@@ -23,9 +23,7 @@ class Turn:
     exercised: frozenset[str]
 
 
-def next_turn(
-    snapshot: Snapshot, exercised_at: Mapping[str, float], failing: frozenset[str]
-) -> Turn | None:
+def next_turn(snapshot: Snapshot, exercised_at: Mapping[str, float], failing: frozenset[str]) -> Turn | None:
     """The chain for the online peer that waited longest; None when no chain is whole.
 
     `exercised_at` says when a peer's whole span was last run. Peers in `failing` take their own

@@ -120,7 +120,7 @@ class InProcessSwarm:
     def client(self, options: ClientOptions | None = None) -> Client:
         """A client of this swarm; closed with it."""
         network = self.net.join(new_identity())
-        client = Client(self.model, network, Directory(network, self.now), options, self.compute())
+        client = Client(self.model, network, Directory(network, self.now), options, self.compute(), self.now)
         self._clients.append(client)
         return client
 

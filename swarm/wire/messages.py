@@ -75,6 +75,10 @@ class Rewind(Message, tag="rewind", frozen=True, kw_only=True):
     position: int
 
 
+class Promote(Message, tag="promote", frozen=True, kw_only=True):
+    """Client to peer: a spare session is active from now on. Not answered."""
+
+
 class Ping(Message, tag="ping", frozen=True, kw_only=True):
     """Asks for a `Pong` with the same `id`."""
 
@@ -108,7 +112,7 @@ class Close(Message, tag="close", frozen=True, kw_only=True):
     """Client to peer: done; free everything."""
 
 
-AnyMessage = Open | Opened | Step | Output | Rewind | Ping | Pong | Leaving | Fault | Close
+AnyMessage = Open | Opened | Step | Output | Rewind | Promote | Ping | Pong | Leaving | Fault | Close
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)

@@ -47,6 +47,7 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     queue_depth: int
     rtt_ms: dict[str, float] = {}  # to a few other peers
     relayed: bool = False  # reached through a relay, not directly
+    on_battery: bool = False
     started_at: float = 0.0
     wire_version: int
     software: str

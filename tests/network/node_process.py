@@ -25,7 +25,8 @@ async def main(ahead_s: float, join: tuple[str, ...]) -> None:
 
             hivemind.dht.protocol.get_dht_time = lambda: time.time() + ahead_s
         await network.serve("/test/echo/1", echo)
-        print(network.addresses[0], flush=True)
+        sys.stdout.write(f"{network.addresses[0]}\n")
+        sys.stdout.flush()
         await asyncio.Event().wait()
 
 

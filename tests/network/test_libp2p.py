@@ -153,10 +153,11 @@ async def test_killed_process_leaves_neither_daemon_nor_guard(
     process, _ = spawn()
     children = psutil.Process(process.pid).children(recursive=True)
     assert {child.name() for child in children} == {"p2pd", "sh"}
-    directory = Path(next(a for a in children[0].cmdline() if a.startswith("/tmp/swarm-")))  # noqa: S108
+    guard = next(child for child in children if child.name() == "sh")
+    directory = guard.cmdline()[4]  # sh -c SCRIPT NAME DIRECTORY
     process.kill()
     await eventually(lambda: not living(children), within_s=1.0)
-    assert not directory.exists()
+    assert not os.path.exists(directory)  # noqa: ASYNC240 - a test may block
 
 
 async def test_death_of_the_remote_process_closes_the_channel_at_once(
@@ -212,21 +213,6 @@ async def test_closing_is_quick_also_when_the_daemon_is_dead(start: Start) -> No
     await network.close()
     assert time.monotonic() - started < 1.0
     assert living(own_daemons()) == []
-
-
-async def test_frozen_peer_is_unreachable_within_the_timeout(start: Start) -> None:
-    server = await start()
-    await server.serve(ECHO, echo)
-    (daemon,) = own_daemons()
-    client = await start(join=server.addresses)
-    daemon.suspend()
-    try:
-        started = time.monotonic()
-        with pytest.raises(PeerUnreachable, match="0.5 s"):
-            await client.open_channel(server.peer_id, ECHO, 0.5)
-        assert time.monotonic() - started < 1.0
-    finally:
-        daemon.resume()
 
 
 async def test_swarm_without_its_bootstrap_can_still_be_joined(start: Start, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from swarm.values import Span
 PROMPT = list(b"Once upon a time there was a swarm.")
 COUNT = 40
 LEASE_S = 2.0
+NO_SPARES = ClientOptions(spares="off")
 
 
 def slow_compute():
@@ -36,7 +37,7 @@ def ask_and_disturb(virtual_swarm, spans, disturb, *, at_token=10, options=None,
     async def run():
         async with virtual_swarm(compute=lambda: InlineCompute(cost_s)) as swarm:
             await swarm.add_peers([Span(*span) for span in spans])
-            client = swarm.client(options or ClientOptions(lease_s=LEASE_S))
+            client = swarm.client(options or ClientOptions(lease_s=LEASE_S, spares="off"))
             generation = client.generate(PROMPT, max_tokens=COUNT, stop_token_ids=frozenset())
             started_at = asyncio.get_running_loop().time()
             ids = await read(generation, at_token)
@@ -90,7 +91,7 @@ def test_a_lost_span_is_covered_by_several_peers_with_other_cuts(virtual_swarm, 
     async def run():
         async with virtual_swarm(compute=slow_compute) as swarm:
             await swarm.add_peers([Span(*span) for span in spans])
-            generation = swarm.client().generate(PROMPT, max_tokens=COUNT, stop_token_ids=frozenset())
+            generation = swarm.client(NO_SPARES).generate(PROMPT, max_tokens=COUNT, stop_token_ids=frozenset())
             ids = await read(generation, 10)
             await swarm.add_peers([Span(0, 3), Span(2, 4), Span(4, 6)])
             await kill(swarm, None)
@@ -178,7 +179,7 @@ def test_a_loss_during_the_prompt_changes_nothing(virtual_swarm, reference):
         async with virtual_swarm(compute=lambda: InlineCompute(0.2)) as swarm:
             await swarm.add_peers([Span(*span) for span in REPLICATED])
             asking = asyncio.ensure_future(
-                swarm.client().generate(prompt, max_tokens=3, stop_token_ids=frozenset())._finish()
+                swarm.client(NO_SPARES).generate(prompt, max_tokens=3, stop_token_ids=frozenset())._finish()
             )
             await asyncio.sleep(0.9)
             await serving(swarm, (2, 4)).kill()
@@ -193,7 +194,7 @@ def test_when_nobody_is_left_the_error_names_the_blocks_and_the_reply_can_go_on_
     async def run():
         async with virtual_swarm(compute=slow_compute) as swarm:
             await swarm.add_peers([Span(0, 3), Span(3, 6)])
-            client = swarm.client(ClientOptions(patience_s=3))
+            client = swarm.client(ClientOptions(patience_s=3, spares="off"))
             conversation = client.conversation()
             context = conversation.context
             await context.move_to(PROMPT)
@@ -212,7 +213,7 @@ def test_a_reply_that_is_stopped_leaves_no_session_behind(virtual_swarm):
     async def run():
         async with virtual_swarm(compute=slow_compute) as swarm:
             peers = await swarm.add_peers([Span(0, 3), Span(3, 6)])
-            client = swarm.client()
+            client = swarm.client(NO_SPARES)
             for moment_s in (0.0, 0.001, 0.03, 0.5):
                 asking = asyncio.ensure_future(
                     client.generate(PROMPT, max_tokens=COUNT, stop_token_ids=frozenset())._finish()
@@ -232,7 +233,7 @@ def test_a_leaving_peer_takes_no_new_sessions(virtual_swarm, reference):
             first, second = await swarm.add_peers([Span(0, 6), Span(0, 6)])
             leaving = asyncio.create_task(first.leave(5))
             await asyncio.sleep(0.1)
-            reply = await swarm.client().generate(PROMPT, max_tokens=3, stop_token_ids=frozenset())
+            reply = await swarm.client(NO_SPARES).generate(PROMPT, max_tokens=3, stop_token_ids=frozenset())
             await leaving
             return reply.hops[0].peer == second.id, list(reply.token_ids)
 

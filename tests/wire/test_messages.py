@@ -17,6 +17,7 @@ from swarm.wire.messages import (
     Output,
     Ping,
     Pong,
+    Promote,
     Rewind,
     Role,
     Step,
@@ -39,24 +40,51 @@ GOLDEN: list[tuple[Message, str]] = [
         "6174696f6ea46e6f6e65a5636f646563a462663136aa6d61785f746f6b656e73cd1000a76c656173655f73cb40"
         "04000000000000a4726f6c65a57370617265a57472616365a27431",
     ),
-    (Opened(position=7, max_tokens=4096, lease_s=2.5), "84a474797065a66f70656e6564a8706f736974696f6e07aa6d61785f746f6b656e73cd1000a76c656173655f73"
-        "cb4004000000000000"),
-    (Step(id=3, position=7, tokens=2, reply_tokens=1), "85a474797065a473746570a2696403a8706f736974696f6e07a6746f6b656e7302ac7265706c795f746f6b656e"
-        "7301"),
-    (Output(id=3, position=7, tokens=1, compute_ms=41.5, queue_ms=0.25), "86a474797065a66f7574707574a2696403a8706f736974696f6e07a6746f6b656e7301aa636f6d707574655f6d"
-        "73cb4044c00000000000a871756575655f6d73cb3fd0000000000000"),
-    (Rewind(position=5), "82a474797065a6726577696e64a8706f736974696f6e05"),
-    (Ping(id=9), "82a474797065a470696e67a2696409"),
-    (Pong(id=-1, queue_depth=2), "83a474797065a4706f6e67a26964ffab71756575655f646570746802"),
-    (Leaving(seconds=30.0), "82a474797065a76c656176696e67a77365636f6e6473cb403e000000000000"),
+    (
+        Opened(position=7, max_tokens=4096, lease_s=2.5),
+        "84a474797065a66f70656e6564a8706f736974696f6e07aa6d61785f746f6b656e73cd1000a76c656173655f73"
+        "cb4004000000000000",
+    ),
+    (
+        Step(id=3, position=7, tokens=2, reply_tokens=1),
+        "85a474797065a473746570a2696403a8706f736974696f6e07a6746f6b656e7302ac7265706c795f746f6b656e"
+        "7301",
+    ),
+    (
+        Output(id=3, position=7, tokens=1, compute_ms=41.5, queue_ms=0.25),
+        "86a474797065a66f7574707574a2696403a8706f736974696f6e07a6746f6b656e7301aa636f6d707574655f6d"
+        "73cb4044c00000000000a871756575655f6d73cb3fd0000000000000",
+    ),
+    (
+        Rewind(position=5),
+        "82a474797065a6726577696e64a8706f736974696f6e05",
+    ),
+    (
+        Promote(),
+        "81a474797065a770726f6d6f7465",
+    ),
+    (
+        Ping(id=9),
+        "82a474797065a470696e67a2696409",
+    ),
+    (
+        Pong(id=-1, queue_depth=2),
+        "83a474797065a4706f6e67a26964ffab71756575655f646570746802",
+    ),
+    (
+        Leaving(seconds=30.0),
+        "82a474797065a76c656176696e67a77365636f6e6473cb403e000000000000",
+    ),
     (
         Fault(code="position", text="at 5", retryable=True, field="position", expected_position=5),
         "86a474797065a56661756c74a4636f6465a8706f736974696f6ea474657874a461742035a9726574727961626c"
         "65c3a56669656c64a8706f736974696f6eb165787065637465645f706f736974696f6e05",
     ),
-    (Close(), "81a474797065a5636c6f7365"),
+    (
+        Close(),
+        "81a474797065a5636c6f7365",
+    ),
 ]  # fmt: skip
-
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 BY_TYPE = {

@@ -1,0 +1,119 @@
+"""Watches over one session while it lives: keeps spares, and moves away from peers before they are lost.
+
+Looks at every hop twice a second. A hop that announced its leave, or that has become much slower
+than another would be, is followed by a replacement and swapped when that has caught up, so the
+reader sees nothing. Decides by the policy; how a swap is done is `client/session`'s business.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarm.client.chain import Link
+from swarm.client.session import Session
+from swarm.client.spares import Policy, Spare, is_worth_it
+from swarm.errors import HopLost, NoRoute, SwarmError
+
+LOOK_EVERY_S = 0.5
+RETRY_AFTER_S = 5.0  # when no replacement could be had
+COMPARE_EVERY_S = 5.0
+SLOW_FACTOR = 3.0  # so much slower than another peer would be,
+SLOW_BY_S = 0.1  # and by at least so much a token
+STEPS_TO_JUDGE = 12
+CAUGHT_UP_TOKENS = 2
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Guardian:
+    """Guards one session. `now` is the wall clock, in Unix seconds, as records have it."""
+
+    session: Session
+    policy: Policy
+    now: Callable[[], float]
+    _not_before: dict[Link, float] = field(default_factory=dict)  # next try of a link, by the loop's clock
+    _compared_at: float = 0.0
+    _slow: set[Link] = field(default_factory=set)
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch; does nothing when it watches already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self._compare()
+            for link in self.session.links:
+                try:
+                    await self._look(link)
+                except SwarmError as error:  # a spare is a help, never a reason to fail
+                    _logger.info("No spare for blocks %s: %s", link.hop.planned.span, error)
+                    self._not_before[link] = _now() + RETRY_AFTER_S
+
+    async def _look(self, link: Link) -> None:
+        spares, spare = self.session.spares, self.session.spares.get(link)
+        must_move = link.hop.leaving_in_s is not None or link in self._slow
+        if spare is not None and spare.lost:
+            del spares[link]
+            await spare.close()
+            raise HopLost(spare.links[0].hop.planned.peer, "it was a spare")
+        if spare is None:
+            if (must_move or self._wants_spare(link)) and _now() >= self._not_before.get(link, 0.0):
+                await self._prepare(link, must_move)
+        elif must_move:
+            spare.max_lag = 1
+            spare.wake()
+            if spare.lag <= CAUGHT_UP_TOKENS:
+                self._slow.discard(link)
+                await self.session.swap(link, "it is leaving" if link.hop.leaving_in_s is not None else "it is slow")
+
+    async def _prepare(self, link: Link, must_move: bool) -> None:
+        recovery = self.session.recovery
+        hops = await recovery.open_beside(link.hop, "active" if must_move else "spare")
+        if link not in self.session.links:  # it was lost or closed meanwhile
+            await asyncio.gather(*(hop.close() for hop in hops))
+            return
+        spare = Spare(hops, link.ledger, recovery.step_end)
+        self.session.spares[link] = spare
+        spare.wake()
+
+    def _wants_spare(self, link: Link) -> bool:
+        if self.policy != "auto" or self.session.position == 0:
+            return self.policy == "always"
+        record = self.session.recovery.routes.record(link.hop.planned.peer)
+        losses = len(self.session.resumes)
+        return record is not None and is_worth_it(record, self.session.position, losses, self.now())
+
+    def _compare(self) -> None:
+        """Find the hops that have become much slower than others would be."""
+        if _now() - self._compared_at < COMPARE_EVERY_S:
+            return
+        self._compared_at = _now()
+        routes = self.session.recovery.routes
+        for link in self.session.links:
+            hop = link.hop
+            if hop.stats.steps < STEPS_TO_JUDGE or not hop.decode_s:
+                continue
+            routes.observed(hop.planned.peer, hop.planned.span, hop.decode_s)
+            try:
+                others = routes.plan_at_hand(hop.planned.span, hop.planned.numerics, frozenset([hop.planned.peer]))
+            except NoRoute:
+                continue
+            expected_s = sum(other.expected_ms for other in others) / 1e3
+            if hop.decode_s > max(SLOW_FACTOR * expected_s, expected_s + SLOW_BY_S):
+                self._slow.add(link)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

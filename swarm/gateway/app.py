@@ -1,0 +1,121 @@
+"""The gateway, put together: models, keys, the door, the replies, and the HTTP server around them.
+
+`Gateway` lives on one event loop; `serve` listens, `drain` lets replies end, `close` ends the rest.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from swarm.client.client import Client
+from swarm.errors import PortInUse, UsageError
+from swarm.gateway.auth import KeyFile
+from swarm.gateway.gate import Gate, GateLimits
+from swarm.gateway.instruments import Instruments
+from swarm.gateway.middleware import Door, middlewares, signer
+from swarm.gateway.models import HostedModel
+from swarm.gateway.page import add_page
+from swarm.gateway.routes import Api
+from swarm.gateway.streams import KEPT_S, ReplyStore
+
+MAX_BODY_BYTES = 8 * 2**20
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_SHUTDOWN_S = 2.0  # for handlers, after all replies have ended
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """How a gateway listens and whom it serves."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Path | None = None
+    origins: frozenset[str] = frozenset()  # web pages of these may ask, beside our own
+    limits: GateLimits = field(default_factory=GateLimits)
+    deadline_s: float = 600.0
+    kept_s: float = KEPT_S
+    max_body_bytes: int = MAX_BODY_BYTES
+
+
+class Gateway:
+    """Serves clients' models over HTTP. The clients are closed by whoever made them."""
+
+    def __init__(self, clients: Sequence[Client], config: GatewayConfig) -> None:
+        """Raises `UsageError` for two models of one name, and for an open port without keys."""
+        self.config = config
+        self.models = {client.model.name: HostedModel(client) for client in clients}
+        if len(self.models) < len(clients):
+            raise UsageError("Two of the models have the same name", "Name each model once.")
+        if config.host not in LOOPBACK and config.keys is None:
+            raise UsageError(
+                f"{config.host} can be reached by others, and there are no keys",
+                "Make one with --new-key NAME and name the file with --keys, or listen on 127.0.0.1.",
+            )
+        self.gate = Gate(config.limits)
+        self.replies = ReplyStore(config.kept_s)
+        self.instruments = Instruments()
+        self.instruments.watch(lambda: self.gate.running, lambda: self.gate.waiting)
+        self._runner: web.AppRunner | None = None
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def serve(self) -> str:
+        """Listen; gives the address, ``http://127.0.0.1:8000``. Raises `PortInUse`."""
+        config = self.config
+        for model in self.models.values():
+            await model.refresh()
+            self._watching.append(asyncio.create_task(model.watch(), name=f"watch {model.name}"))
+        # A reader that goes away must be noticed at once, not at the next write.
+        self._runner = web.AppRunner(
+            self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, config.host, config.port).start()
+        except OSError as error:
+            await self.close()
+            raise PortInUse(
+                f"The gateway cannot listen on {config.host}:{config.port}: {error.strerror}",
+                "Choose another address with --listen; port 0 is any.",
+            ) from error
+        host, port = self._runner.addresses[0][:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def drain(self, within_s: float) -> None:
+        """Take no more requests, and give the replies in the making so long to end."""
+        self.gate.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.gate.running:
+                    await asyncio.gather(*(reply.ended() for reply in self.replies.running()))
+                    await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """End what runs and stop listening."""
+        running = self.replies.running()
+        for reply in running:
+            reply.cancel()
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, *(reply.ended() for reply in running), return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _app(self) -> web.Application:
+        config = self.config
+        door = Door(
+            keys=KeyFile(config.keys),
+            origins=config.origins,
+            loopback=config.host in LOOPBACK,
+            instruments=self.instruments,
+        )
+        app = web.Application(middlewares=middlewares(door), client_max_size=config.max_body_bytes)
+        app.add_routes(
+            Api(self.models, self.gate, self.replies, self.instruments, config.deadline_s).routes()
+        )
+        app.on_response_prepare.append(signer(door))
+        add_page(app)
+        return app

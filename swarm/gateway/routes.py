@@ -1,0 +1,264 @@
+"""The addresses of the HTTP interface and what answers each. Wiring only: the work is done elsewhere."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from swarm.gateway import sse
+from swarm.gateway.choices import Choice
+from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
+from swarm.gateway.gate import Gate
+from swarm.gateway.instruments import Instruments
+from swarm.gateway.middleware import KEY, NOTES
+from swarm.gateway.models import HostedModel
+from swarm.gateway.openapi import document
+from swarm.gateway.refusal import Refusal, bad, refusal_of_body
+from swarm.gateway.schema import (
+    Cancelled,
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    Health,
+    ModelList,
+)
+from swarm.gateway.streams import LiveReply, ReplyPlan, ReplyStore
+from swarm.gateway.tools import make_parser
+from swarm.gateway.translate import Task, chat_task, completion_task
+from swarm.metrics import CONTENT_TYPE
+
+Body = TypeVar("Body", bound=CommonRequest)
+
+# So long a stream's headers wait for its first event, so that an early failure has a status of its own.
+HEADERS_WAIT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The handlers of one gateway."""
+
+    models: Mapping[str, HostedModel]
+    gate: Gate
+    replies: ReplyStore
+    instruments: Instruments
+    deadline_s: float
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """All addresses but the page's."""
+        return [
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.complete),
+            web.get("/v1/responses/{id}", self.resume),
+            web.post("/v1/responses/{id}/cancel", self.cancel),
+            web.get("/v1/models", self.list_models),
+            web.get("/v1/models/{id:.+}", self.show_model),
+            web.get("/livez", self.livez),
+            web.get("/readyz", self.readyz),
+            web.get("/health", self.readyz),
+            web.get("/metrics", self.scrape),
+            web.get("/openapi.json", self.openapi),
+        ]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions"""
+        if "Last-Event-ID" in request.headers:
+            return await self._go_on(request, request.headers["Last-Event-ID"])
+        body = await _read(request, ChatRequest)
+        hosted = self._hosted(body.model)
+        task = await chat_task(body, hosted)
+        head = self._head("chatcmpl", body, hosted, task)
+        return await self._answer(request, body, hosted, task, ChatDialect(head))
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions"""
+        if "Last-Event-ID" in request.headers:
+            return await self._go_on(request, request.headers["Last-Event-ID"])
+        body = await _read(request, CompletionRequest)
+        hosted = self._hosted(body.model)
+        task = await completion_task(body, hosted)
+        decode = hosted.client.model.tokenizer.decode
+        prompts = [decode(each.prompt_ids) for each in task.requests] if task.echo else []
+        head = self._head("cmpl", body, hosted, task)
+        return await self._answer(request, body, hosted, task, TextDialect(head, prompts))
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/responses/{id}"""
+        reply = self.replies.get(request.match_info["id"], request[KEY].name)
+        last_seen = request.headers.get("Last-Event-ID")
+        wants_stream = "text/event-stream" in request.headers.get("Accept", "")
+        if last_seen is not None:
+            return await self._go_on(request, last_seen, reply.id)
+        if wants_stream or request.query.get("stream") == "true":
+            return await self._stream(request, reply, _starting_after(request))
+        return await self._whole(request, reply)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """POST /v1/responses/{id}/cancel"""
+        reply = self.replies.get(request.match_info["id"], request[KEY].name)
+        reply.cancel()
+        return _json(Cancelled(id=reply.id))
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        """GET /v1/models"""
+        return _json(ModelList(data=[model.entry() for model in self.models.values()]))
+
+    async def show_model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{id}"""
+        return _json(self._hosted(request.match_info["id"]).entry())
+
+    async def livez(self, request: web.Request) -> web.Response:
+        """GET /livez: the loop turns."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """GET /readyz: at least one model can answer."""
+        problems = [problem for model in self.models.values() if (problem := model.problem)]
+        reasons = ["the gateway is about to stop"] if self.gate.draining else problems
+        ready = not self.gate.draining and len(problems) < len(self.models)
+        return _json(Health(ready=ready, reasons=reasons), 200 if ready else 503)
+
+    async def scrape(self, request: web.Request) -> web.Response:
+        """GET /metrics"""
+        return web.Response(body=self.instruments.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """GET /openapi.json"""
+        return web.json_response(document())
+
+    def _hosted(self, name: str) -> HostedModel:
+        hosted = self.models.get(name)
+        if hosted is None:
+            raise Refusal(
+                404,
+                f"There is no model {name[:80]!r} here",
+                f"There are: {', '.join(self.models)}.",
+                reason="model_not_found",
+                param="model",
+            )
+        return hosted
+
+    def _head(self, kind: str, body: CommonRequest, hosted: HostedModel, task: Task) -> Letterhead:
+        return Letterhead(
+            id=f"{kind}-{secrets.token_hex(16)}",
+            created=int(time.time()),
+            model=hosted.name,
+            fingerprint=f"swarm-{hosted.client.model.manifest[:12]}",
+            prompt_tokens=task.prompt_tokens,
+            usage_in_stream=bool(body.stream and body.stream_options and body.stream_options.include_usage),
+        )
+
+    async def _answer(
+        self, request: web.Request, body: CommonRequest, hosted: HostedModel, task: Task, dialect: Dialect
+    ) -> web.StreamResponse:
+        if body.stream_options is not None and not body.stream:
+            raise bad("stream_options", "stream_options is set without stream", "Set stream to true.")
+        key = request[KEY]
+        self.gate.check_rate(key)
+        await hosted.require_whole()
+        reply = await self._new_reply(request, body, hosted, task, dialect)
+        slot = await self.gate.enter(key)
+        self.instruments.note_prompt(hosted.name, task.prompt_tokens)
+        self.replies.add(reply)
+        reply.start(slot)
+        if body.stream:
+            return await self._stream(request, reply)
+        return await self._whole(request, reply)
+
+    async def _new_reply(
+        self, request: web.Request, body: CommonRequest, hosted: HostedModel, task: Task, dialect: Dialect
+    ) -> LiveReply:
+        needs_vocabulary = task.form is not None or task.top_logprobs is not None
+        vocabulary = await hosted.vocabulary() if needs_vocabulary else None
+        plan = ReplyPlan(
+            head=dialect.head,
+            dialect=dialect,
+            client=hosted.client,
+            owner=request[KEY].name,
+            grammar=task.form.grammar if task.form else None,
+            vocabulary=vocabulary,
+            include_swarm=bool(body.include_swarm) or request.headers.get("X-Include-Swarm") == "true",
+            background=bool(body.background),
+            deadline_s=self.deadline_s,
+        )
+        choices = [
+            Choice(
+                index=index,
+                request=each,
+                new_call_id=lambda: f"call_{secrets.token_hex(12)}",
+                parser=make_parser(task.tool_style, task.tool_names) if task.tool_style else None,
+                token_bytes=vocabulary.token_bytes if vocabulary and task.top_logprobs is not None else None,
+            )
+            for index, each in enumerate(task.requests)
+        ]
+        return LiveReply(plan, choices, self.instruments)
+
+    async def _go_on(
+        self, request: web.Request, last_seen: str, expected_id: str | None = None
+    ) -> web.StreamResponse:
+        """The rest of a stream that broke."""
+        place = sse.parse_event_id(last_seen)
+        if expected_id not in (None, place.reply_id):
+            raise bad("Last-Event-ID", "Last-Event-ID is of another reply", "Ask at the address of that one.")
+        return await self._stream(request, self.replies.get(place.reply_id, request[KEY].name), place.number)
+
+    async def _wake(self, request: web.Request, reply: LiveReply) -> None:
+        """Let a suspended reply go on."""
+        if reply.finished or reply.running:
+            return
+        reply.start(await self.gate.enter(request[KEY]))
+
+    async def _stream(self, request: web.Request, reply: LiveReply, after: int = -1) -> web.StreamResponse:
+        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
+        with reply.reading():
+            await self._wake(request, reply)
+            await reply.first_event(HEADERS_WAIT_S)
+            response = web.StreamResponse(
+                headers={
+                    "Content-Type": sse.CONTENT_TYPE,
+                    "Cache-Control": "no-cache",
+                    "X-Accel-Buffering": "no",
+                }
+            )
+            await response.prepare(request)
+            async for event in reply.events(after):
+                await response.write(event)
+            await response.write_eof()
+        return response
+
+    async def _whole(self, request: web.Request, reply: LiveReply) -> web.Response:
+        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
+        with reply.reading():
+            await self._wake(request, reply)
+            return _json(await reply.whole())
+
+
+async def _read(request: web.Request, kind: type[Body]) -> Body:
+    """The body. Raises a `Refusal` that names the field at fault."""
+    # A browser sends other types to strangers without asking them first.
+    if request.content_type != "application/json":
+        raise Refusal(
+            415,
+            f"The body is {request.content_type[:80]!r}",
+            "Send Content-Type: application/json.",
+            reason="media_type",
+        )
+    raw = await request.read()
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal_of_body(error) from error
+
+
+def _starting_after(request: web.Request) -> int:
+    text = request.query.get("starting_after", "-1")
+    if not (text == "-1" or (text.isascii() and text.isdecimal() and len(text) < 10)):
+        raise bad("starting_after", f"starting_after is {text[:20]!r}", "Send the number of an event.")
+    return int(text)
+
+
+def _json(value: msgspec.Struct, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

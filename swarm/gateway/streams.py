@@ -1,0 +1,316 @@
+"""Replies in the making, and those just made, which a reader may come back to.
+
+A `LiveReply` keeps the events it has told. When its last reader goes it is suspended: the peers'
+sessions are closed at once, the tokens are kept. A reader who comes back gets what was missed, and
+the reply goes on with the very tokens it would have had, because each is a function of those before
+and of the seed. A reply asked for with `background` runs to its end without a reader.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from swarm.client.client import Client
+from swarm.client.generation import Generation, Request
+from swarm.errors import SwarmError
+from swarm.gateway import sse
+from swarm.gateway.choices import Choice
+from swarm.gateway.constrain import Vocabulary
+from swarm.gateway.dialect import Dialect, Letterhead
+from swarm.gateway.gate import Slot
+from swarm.gateway.instruments import Instruments
+from swarm.gateway.refusal import Refusal, refusal_of
+from swarm.gateway.schema import Provenance
+
+PING_S = 5.0
+KEPT_S = 300.0  # how long a reader may stay away
+KEPT_BYTES = 64 * 2**20  # of all events together
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPlan:
+    """What a reply is, and how it is told."""
+
+    head: Letterhead
+    dialect: Dialect
+    client: Client
+    owner: str  # the key it belongs to
+    grammar: str | None = None
+    vocabulary: Vocabulary | None = None
+    include_swarm: bool = False
+    background: bool = False
+    deadline_s: float = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class LiveReply:
+    """One reply: its choices, the events told so far, and the task that makes more."""
+
+    plan: ReplyPlan
+    choices: list[Choice]
+    instruments: Instruments
+    failure: Refusal | None = None
+    finished: bool = False
+    size_bytes: int = 0
+    idle_since: float | None = None  # no reader and nothing running
+    _events: list[bytes] = field(default_factory=list)
+    _readers: int = 0
+    _driver: asyncio.Task[None] | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _cancelled: bool = False
+    _resumes_told: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.plan.head.id
+
+    @property
+    def running(self) -> bool:
+        """Whether tokens are being made."""
+        return self._driver is not None and not self._driver.done()
+
+    def start(self, slot: Slot) -> None:
+        """Make tokens, until the end or until nobody reads; the slot is given back then.
+
+        Does nothing but give the slot back when another reader has started it meanwhile.
+        """
+        if self.finished or self.running:
+            slot.release()
+            return
+        self._driver = asyncio.create_task(self._drive(slot, self._driver), name=f"reply {self.id}")
+
+    def cancel(self) -> None:
+        """Stop for good."""
+        self._cancelled = True
+        self._stop()
+        self._end(Refusal(409, "The reply was cancelled", reason="cancelled"))
+
+    async def ended(self) -> None:
+        """Wait until no token is made any more."""
+        if self._driver is not None:
+            await asyncio.wait({self._driver})
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold the reply while it is read; the last reader to go suspends it."""
+        self._readers += 1
+        self.idle_since = None
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                if not self.plan.background:
+                    self._stop()
+                self.idle_since = _now()
+
+    async def first_event(self, within_s: float) -> None:
+        """Wait until there is something to tell, but not longer. Raises the `Refusal` if it failed first."""
+        if not self._events and not self.finished:
+            await self._wait(within_s)
+        if self.failure is not None and len(self._events) <= 1:
+            raise self.failure
+
+    async def events(self, after: int = -1) -> AsyncGenerator[bytes, None]:
+        """Server-sent events from the one after number `after` on, with pings while nothing comes."""
+        position = after + 1
+        while True:
+            if position < len(self._events):
+                batch = self._events[position:]
+                yield b"".join(
+                    sse.encode_event(self.id, position + place, data) for place, data in enumerate(batch)
+                )
+                position += len(batch)
+            elif self.finished:
+                return
+            elif not await self._wait(PING_S):
+                yield sse.PING
+
+    async def whole(self) -> Struct:
+        """The finished reply. Raises the `Refusal` it ended with."""
+        while not self.finished:
+            await self._wait(PING_S)
+        if self.failure is not None:
+            raise self.failure
+        return self.plan.dialect.whole(self.choices, self._provenance() if self.plan.include_swarm else UNSET)
+
+    def _stop(self) -> None:
+        if self._driver is not None and not self._driver.done():
+            self._driver.cancel()
+
+    async def _wait(self, timeout_s: float) -> bool:
+        news = self._news
+        try:
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _tell(self, *events: bytes) -> None:
+        self._events += events
+        self.size_bytes += sum(map(len, events))
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _drive(self, slot: Slot, before: asyncio.Task[None] | None) -> None:
+        """Run what is left of every choice. Ends in events, never in an exception."""
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            async with asyncio.timeout(self.plan.deadline_s), asyncio.TaskGroup() as group:
+                for choice in self.choices:
+                    if choice.finish_reason is None:
+                        group.create_task(self._generate(choice))
+            self._end(None)
+        except TimeoutError:
+            limit = f"{self.plan.deadline_s:.0f} s"
+            self._end(
+                Refusal(
+                    504,
+                    f"The reply took longer than {limit}",
+                    "Ask for fewer tokens.",
+                    reason="deadline_exceeded",
+                )
+            )
+        except BaseExceptionGroup as group:
+            self._end(_first_refusal(group))
+        finally:
+            slot.release()
+            self.idle_since = None if self._readers else _now()
+
+    async def _generate(self, choice: Choice) -> None:
+        plan, model = self.plan, self.plan.head.model
+        generation = self._generation(choice)
+        earlier, started_at = choice.resumes, _now()
+        try:
+            async for piece in generation:
+                now, is_first = _now(), not choice.output_ids
+                if is_first:
+                    choice.ttft_s, choice.first_at = round(now - started_at, 4), now
+                since_last_s = None if is_first or not choice.last_at else now - choice.last_at
+                self.instruments.note_token(model, since_last_s, choice.ttft_s if is_first else None)
+                choice.last_at = now
+                choice.hops = generation.hops or choice.hops
+                choice.resumes = earlier + generation.resumes
+                for event in plan.dialect.events(choice.push(piece)):
+                    self._tell(msgspec.json.encode(event))
+                self._tell_chain(is_first)
+        finally:
+            await generation.aclose()
+        self.instruments.note_end(model, choice, _now() - started_at)
+
+    def _generation(self, choice: Choice) -> Generation:
+        plan = self.plan
+        request: Request = replace(choice.request, output_ids=tuple(choice.output_ids))
+        if plan.grammar is not None and plan.vocabulary is not None:
+            request = replace(request, allowed=plan.vocabulary.mask(plan.grammar))
+        return plan.client.begin(request)
+
+    def _tell_chain(self, is_first: bool) -> None:
+        """Tell those who asked who answers: with the first token, and whenever a peer was replaced."""
+        resumes = sum(len(choice.resumes) for choice in self.choices)
+        if self.plan.include_swarm and (is_first or resumes > self._resumes_told):
+            self._tell(msgspec.json.encode(self.plan.dialect.aside(None, self._provenance())))
+        self._resumes_told = resumes
+
+    def _end(self, failure: Refusal | None) -> None:
+        """Tell the last events, once."""
+        if self.finished:
+            return
+        plan, self.failure = self.plan, failure
+        self.finished = True
+        last: list[bytes] = []
+        if failure is not None:
+            self.instruments.note_failure(plan.head.model, failure.reason or failure.code)
+            last.append(failure.body())
+        else:
+            usage = plan.head.usage(self.choices) if plan.head.usage_in_stream else None
+            if usage is not None or plan.include_swarm:
+                swarm = self._provenance() if plan.include_swarm else UNSET
+                last.append(msgspec.json.encode(plan.dialect.aside(usage, swarm)))
+            last.append(sse.DONE)
+        self._tell(*last)
+
+    def _provenance(self) -> Provenance:
+        model = self.plan.client.model
+        return Provenance(
+            model=model.name,
+            manifest=model.manifest,
+            audited=False,
+            choices=[choice.provenance() for choice in self.choices],
+        )
+
+
+@dataclass(slots=True)
+class ReplyStore:
+    """Replies by id, for as long as a reader may come back."""
+
+    kept_s: float = KEPT_S
+    kept_bytes: int = KEPT_BYTES
+    _replies: dict[str, LiveReply] = field(default_factory=dict)
+
+    def add(self, reply: LiveReply) -> None:
+        """Keep a reply, and drop those that nobody came back to."""
+        self._sweep()
+        self._replies[reply.id] = reply
+
+    def get(self, reply_id: str, owner: str) -> LiveReply:
+        """The reply of that id, if it belongs to that key. Raises a `Refusal` of status 404."""
+        self._sweep()
+        reply = self._replies.get(reply_id)
+        if reply is None or reply.plan.owner != owner:
+            raise Refusal(
+                404,
+                f"There is no reply {reply_id!r}, or no longer",
+                f"Replies are kept for {self.kept_s:.0f} s.",
+                reason="not_found",
+                param="id",
+            )
+        return reply
+
+    def discard(self, reply: LiveReply) -> None:
+        """Forget a reply."""
+        self._replies.pop(reply.id, None)
+
+    def running(self) -> list[LiveReply]:
+        """Those in the making."""
+        return [reply for reply in self._replies.values() if reply.running]
+
+    def _sweep(self) -> None:
+        idle = [
+            reply for reply in self._replies.values() if reply.idle_since is not None and not reply.running
+        ]
+        idle.sort(key=lambda reply: reply.idle_since or 0.0)
+        held = sum(reply.size_bytes for reply in self._replies.values())
+        oldest_kept = _now() - self.kept_s
+        for reply in idle:
+            if held <= self.kept_bytes and (reply.idle_since or 0.0) > oldest_kept:
+                break
+            held -= reply.size_bytes
+            self.discard(reply)
+
+
+def _first_refusal(group: BaseExceptionGroup[BaseException]) -> Refusal:
+    """The answer for choices that failed together."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, SwarmError):
+        return refusal_of(error)
+    # the edge of the program: a mistake of ours must end this reply only, and be seen
+    _log.error("A reply failed", exc_info=error)
+    return Refusal(
+        500, "The gateway made a mistake", "Tell its operator the request id.", reason="internal_error"
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

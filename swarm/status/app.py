@@ -1,0 +1,136 @@
+"""The program `swarm status-page`, put together: observe, keep, show.
+
+Three tasks beside the HTTP server. The observer makes states; the keeper writes them down every few
+seconds, in a thread of its own; the shower turns the latest into what readers get.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from aiohttp import web
+
+from swarm.errors import PortInUse
+from swarm.network.directory import Directory
+from swarm.network.transport import Network
+from swarm.status.board import Board, View
+from swarm.status.history import DEFAULT_LIMIT_BYTES, History
+from swarm.status.instruments import Instruments
+from swarm.status.observer import Observer
+from swarm.status.page import Site
+from swarm.status.past import Past, read_past
+from swarm.status.routes import Routes
+from swarm.status.snapshot import SwarmState
+from swarm.status.watch import CanarySettings
+
+KEEP_EVERY_S = 10.0
+SHOW_AT_MOST_EVERY_S = 1.0
+BACKLOG = 1024
+
+Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusPageConfig:
+    """What `swarm status-page` is told."""
+
+    database: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    site: Site = field(default_factory=Site)
+    canaries: CanarySettings = field(default_factory=CanarySettings)
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+
+class StatusPage:
+    """A status page on a node of the swarm. `run` until cancelled."""
+
+    def __init__(
+        self, config: StatusPageConfig, network: Network, directory: Directory, now: Callable[[], float]
+    ) -> None:
+        self.observer = Observer(network, directory, config.canaries, now)
+        self._config = config
+        self._history = History(config.database, config.limit_bytes)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+        self._instruments = Instruments()
+        self._board = Board(View(self.observer.state, Past()))
+        self._past = Past()
+        self._news = asyncio.Event()
+        self.observer.on_state = lambda state: self._news.set()
+
+    async def run(self, on_listening: Callable[[str], None], stop: Awaitable[object]) -> None:
+        """Serve until `stop` is done; `on_listening` is given the page's address. Raises `PortInUse`."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._history.close)
+            stack.callback(self._thread.shutdown)
+            on_listening(await self._listen(stack))
+            tasks = [
+                asyncio.ensure_future(work) for work in (self.observer.run(), self._keep(), self._show())
+            ]
+            stopping = asyncio.ensure_future(stop)
+            try:
+                done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in (stopping, *tasks):
+                    task.cancel()
+                await asyncio.gather(stopping, *tasks, return_exceptions=True)
+
+    async def _listen(self, stack: AsyncExitStack) -> str:
+        config = self._config
+        routes = Routes(self._board, config.site, self._instruments)
+        runner = web.AppRunner(routes.application(), access_log=None, shutdown_timeout=2.0)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
+        except OSError as error:
+            raise PortInUse(
+                f"The status page cannot listen on {config.host}:{config.port}: {error.strerror}",
+                "Choose another port with --listen, or 0 for a free one.",
+            ) from error
+        host, port = runner.addresses[0][:2]
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    async def _show(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._instruments.show(self.observer.state)
+            await self._board.show(View(self.observer.state, self._past))
+            await asyncio.sleep(SHOW_AT_MOST_EVERY_S)
+
+    async def _keep(self) -> None:
+        """Write down the state, and read back what is shown of the past. A full disk costs history only."""
+        failing = False
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S if self.observer.state.seen_at is not None else 1.0)
+            state = self.observer.state
+            try:
+                self._past = await self._in_thread(partial(_keep_state, self._history, state))
+            except sqlite3.Error as error:
+                self._instruments.write_failures.inc()
+                if not failing:
+                    _log.error("The history cannot be written: %s. The page goes on without it.", error)
+                failing = True
+                continue
+            failing = False
+            self._news.set()
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _keep_state(history: History, state: SwarmState) -> Past:
+    if state.seen_at is not None:
+        history.record(state)
+    return read_past(history, state)

@@ -1,0 +1,113 @@
+"""Whom to try, in which order, how long to wait, and the list on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from swarm.network.addresses import JoinAddress, parse_join_address
+from swarm.network.rejoin import (
+    MAX_AGE_S,
+    MAX_CANDIDATES,
+    MAX_KNOWN_PEERS,
+    Backoff,
+    KnownPeer,
+    candidates,
+    load_peer_list,
+    remember,
+    save_peer_list,
+)
+from swarm.security.identity import Identity
+
+NOW = 1_000_000_000.0
+PEERS = [Identity(bytes([index]) * 32).peer_id for index in range(MAX_KNOWN_PEERS + 8)]
+OWN = Identity(b"\xff" * 32).peer_id
+
+
+def address_of(index: int) -> str:
+    return f"/ip4/203.0.113.7/tcp/{index + 1}/p2p/{PEERS[index]}"
+
+
+def known(index: int, last_seen: float = NOW) -> KnownPeer:
+    return KnownPeer(PEERS[index], (address_of(index),), last_seen)
+
+
+def joins(*indices: int) -> tuple[JoinAddress, ...]:
+    return tuple(parse_join_address(address_of(index)) for index in indices)
+
+
+def test_waits_double_up_to_their_limit() -> None:
+    backoff = Backoff(first_s=1.0, factor=2.0, limit_s=10.0)
+    assert [backoff.delay_s(attempt, 1.0) for attempt in range(6)] == [1, 2, 4, 8, 10, 10]
+    assert backoff.delay_s(10_000, 1.0) == 10
+
+
+def test_chance_spreads_a_wait_over_its_upper_half() -> None:
+    assert Backoff(first_s=4.0).delay_s(0, 0.0) == 2.0
+    assert Backoff(first_s=4.0).delay_s(0, 0.5) == 3.0
+
+
+def test_configured_addresses_come_first_and_the_recently_seen_next() -> None:
+    peers = remember((), [known(1, NOW - 50), known(2, NOW - 10)])
+    assert candidates(joins(3), peers, OWN, NOW) == joins(3, 2, 1)
+
+
+def test_address_that_is_configured_and_known_is_tried_once() -> None:
+    assert candidates(joins(1), (known(1),), OWN, NOW) == joins(1)
+
+
+def test_node_does_not_join_itself() -> None:
+    assert candidates(joins(1), (known(1), known(2)), PEERS[1], NOW) == joins(2)
+
+
+def test_peers_not_seen_for_two_weeks_are_not_tried() -> None:
+    assert candidates((), (known(1, NOW - MAX_AGE_S - 1), known(2)), OWN, NOW) == joins(2)
+
+
+def test_only_so_many_are_tried() -> None:
+    assert len(candidates((), tuple(known(index) for index in range(60)), OWN, NOW)) == MAX_CANDIDATES
+
+
+@pytest.mark.parametrize("address", ["nonsense", address_of(2), "/ip4/127.0.0.1/tcp/1"])
+def test_address_on_the_list_that_does_not_lead_to_its_peer_is_skipped(address: str) -> None:
+    assert candidates((), (KnownPeer(PEERS[1], (address,), NOW),), OWN, NOW) == ()
+
+
+def test_newer_sighting_replaces_an_older_one() -> None:
+    moved = KnownPeer(PEERS[1], (address_of(1).replace("203.0.113.7", "203.0.113.8"),), NOW)
+    assert remember((known(1, NOW - 5),), [moved]) == (moved,)
+    assert remember((moved,), [known(1, NOW - 5)]) == (moved,)
+
+
+def test_sighting_without_an_address_is_not_remembered() -> None:
+    assert remember((known(1),), [KnownPeer(PEERS[1], (), NOW + 1)]) == (known(1),)
+
+
+def test_oldest_fall_off_the_end() -> None:
+    peers = remember((), [known(index, NOW - index) for index in range(MAX_KNOWN_PEERS + 8)])
+    assert len(peers) == MAX_KNOWN_PEERS
+    assert peers[-1].last_seen == NOW - (MAX_KNOWN_PEERS - 1)
+
+
+def test_list_comes_back_from_disk(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "peers.json"
+    save_peer_list(path, (known(1), known(2)))
+    assert load_peer_list(path) == (known(1), known(2))
+    assert [file.name for file in path.parent.iterdir()] == ["peers.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"peers": 1}', b'[{"peer": 1}]', b"\xff"])
+def test_damaged_list_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "peers.json"
+    path.write_bytes(content)
+    assert load_peer_list(path) == ()
+
+
+def test_missing_list_is_an_empty_one(tmp_path: Path) -> None:
+    assert load_peer_list(tmp_path / "peers.json") == ()
+
+
+def test_list_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "peers.json").mkdir()
+    save_peer_list(tmp_path / "peers.json", (known(1),))
+    assert "cannot be written" in caplog.text
+    assert [file.name for file in tmp_path.iterdir()] == ["peers.json"]
