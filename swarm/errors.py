@@ -23,7 +23,8 @@
     │   └── WireVersionMismatch
     ├── RequestError            one request cannot be served as asked
     │   ├── EmptyPrompt
-    │   └── ContextOverflow
+    │   ├── ContextOverflow
+    │   └── BrokenTranscript
     ├── SessionRefused          a peer refused or ended a session; carries its code
     ├── HopLost                 retryable; caught in one place, client/recovery
     └── NoRoute                 no live peer for some blocks                    exit 69
@@ -190,6 +191,12 @@ class ContextOverflow(RequestError):
     """Prompt and reply do not fit in the model's context."""
 
     code = "context_length_exceeded"
+
+
+class BrokenTranscript(RequestError):
+    """A conversation that was kept on disk cannot be read."""
+
+    code = "broken_transcript"
 
 
 class SessionRefused(SwarmError):

@@ -30,6 +30,7 @@ COMMANDS = {
     "status-page": "Serve a page that shows whether a swarm works, and proves it.",
     "model": "Fetch, check and describe models.",
     "key": "Make or show an identity.",
+    "chaos": "Break a small swarm on this machine and see whether a token changes.",
     "doctor": "Check whether this machine is fit to take part.",
     "completion": "Print the completion script of a shell.",
 }

@@ -1,95 +1,146 @@
-"""`swarm status`: the models of a swarm, how well each block is covered, and the peers."""
+"""`swarm status`: the models of a swarm, whether they work, how each block is covered, and the peers."""
 
+import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from swarm.cli.output import print_json, print_result
 from swarm.cli.runtime import run_command
-from swarm.errors import UnknownModel
+from swarm.config import store_root
+from swarm.errors import NetworkError, UnknownModel
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swarm.status.snapshot import ModelStatus
+    from swarm.status.observer import Observer
+    from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
 
+WATCH_EVERY_S = 5.0
 _DIGITS = "·123456789"  # peers a block; more than nine are a plus
+_COLOURS = {"healthy": "green", "degraded": "yellow", "broken": "red", "unknown": "blue"}
+_PEER_COLOURS = {"proven": "green", "failing": "red", "disputed": "yellow", "slow": "yellow"}
 
 
 @click.command("status")
 @click.argument("model", required=False)
 @click.option("--join", multiple=True, required=True, metavar="ADDRESS", help="A node of the swarm.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, join: tuple[str, ...], as_json: bool) -> None:
-    """Show the models of a swarm (or one MODEL of it), their coverage by block, and their peers."""
-    models = run_command(_read(join, model))
-    if as_json:
-        print_json({"models": models})
-    elif not models:
-        print_result("The swarm hosts no model yet. Host one: swarm peer MODEL --join ADDRESS")
-    else:
-        _draw(models)
+@click.option("--prove", is_flag=True, help="Also ask every peer a short question, and check the answers.")
+@click.option("--watch", is_flag=True, help="Look again every few seconds, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --watch, one a line.")
+def command(model: str | None, join: tuple[str, ...], prove: bool, watch: bool, as_json: bool) -> None:
+    """Show the models of a swarm (or one MODEL of it), their coverage by block, and their peers.
+
+    Judges as the status page does. Without --prove only what peers claim is known, so that a model
+    with a peer for every block is unknown, not healthy.
+    """
+    run_command(_status(join, model, prove, watch, as_json))
 
 
-async def _read(join: tuple[str, ...], wanted: str | None) -> "list[ModelStatus]":
+async def _status(join: tuple[str, ...], wanted: str | None, prove: bool, watch: bool, as_json: bool) -> None:
+    async with _observer(join) as observer:
+        while True:
+            state = await observer.crawl()
+            if state.blind:
+                raise NetworkError(
+                    "The directory does not answer", "Check the --join address and the network."
+                )
+            models = _chosen(state, wanted)
+            if prove:
+                models = _chosen(await observer.prove(), wanted)
+            _tell(models, state.models_left_out, as_json, redraw=watch)
+            if not watch:
+                return
+            await asyncio.sleep(WATCH_EVERY_S)
+
+
+@asynccontextmanager
+async def _observer(join: tuple[str, ...]) -> "AsyncIterator[Observer]":
+    import torch
+
     from swarm.network.directory import Directory
     from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
     from swarm.security.identity import new_identity
-    from swarm.status.snapshot import summarize
-    from swarm.values import ModelDigest
+    from swarm.status.observer import Observer
+    from swarm.status.watch import CanarySettings
 
+    torch.set_num_threads(1)
     network = await Libp2pNetwork.start(Libp2pConfig(join=join, client=True), new_identity())
+    settings = CanarySettings(every_s=None, store_root=store_root())
+    observer = Observer(network, Directory(network, time.time), settings, time.time)
     try:
-        directory = Directory(network, time.time)
-        records = await directory.models()
-        chosen = [record for record in records if wanted in (None, record.name, record.model)]
-        if wanted is not None and not chosen:
-            known = ", ".join(sorted({record.name for record in records})) or "none"
-            raise UnknownModel(f"The swarm hosts no model {wanted!r}", f"It hosts: {known}.")
-        return [
-            summarize(record, await directory.snapshot(ModelDigest(record.model), record.num_blocks)) for record in chosen
-        ]
+        yield observer
     finally:
+        await observer.close()
         await network.close()
 
 
-def _draw(models: "list[ModelStatus]") -> None:
+def _chosen(state: "SwarmState", wanted: str | None) -> "list[ModelStatus]":
+    chosen = [model for model in state.models if wanted in (None, model.name, model.manifest)]
+    if wanted is not None and not chosen:
+        known = ", ".join(sorted({model.name for model in state.models})) or "none"
+        raise UnknownModel(f"The swarm hosts no model {wanted!r}", f"It hosts: {known}.")
+    return chosen
+
+
+def _tell(models: "Sequence[ModelStatus]", left_out: int, as_json: bool, redraw: bool) -> None:
+    if as_json:
+        print_json({"models": models})
+        return
     from rich.console import Console
 
     console = Console()
+    if redraw and console.is_terminal:
+        console.clear()
+    if not models:
+        print_result("The swarm hosts no model yet. Host one: swarm peer MODEL --join ADDRESS")
     for model in models:
-        state = "[green]whole[/]" if model.whole else f"[red]blocks {', '.join(model.missing)} missing[/]"
-        weakest = f", weakest: {', '.join(model.weakest)} with {model.replicas}" if model.whole else ""
-        console.print(f"[bold]{model.name}[/]  {model.num_blocks} blocks, {state}{weakest}", highlight=False)
-        console.print(f"  {''.join(_DIGITS[count] if count < 10 else '+' for count in model.coverage)}", highlight=False)
-        _draw_peers(console, model)
+        _draw(console, model)
+    if left_out:
+        console.print(f"{left_out} more models are not shown.")
 
 
-def _draw_peers(console: "Console", model: "ModelStatus") -> None:
+def _draw(console: "Console", model: "ModelStatus") -> None:
+    from rich.markup import escape
+
+    heading = f"[bold]{escape(model.name)}[/]  {model.num_blocks} blocks, "
+    heading += f"[{_COLOURS[model.health]}]{model.health}[/], "
+    heading += f"{model.replicas} {'peer' if model.replicas == 1 else 'peers'} from an outage"
+    if model.tokens_per_s is not None:
+        heading += f", {model.tokens_per_s:.1f} tokens/s, first token after {model.ttft_s:.2f} s"
+    console.print(heading, highlight=False)
+    for reason in model.reasons:
+        console.print(f"  {escape(reason)}", highlight=False)
+    console.print(
+        f"  {''.join(_DIGITS[count] if count < 10 else '+' for count in model.coverage)}", highlight=False
+    )
+    _draw_peers(console, model.peers)
+
+
+def _draw_peers(console: "Console", peers: "Sequence[PeerStatus]") -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from swarm.status.text import duration
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("  peer", "name", "blocks", "state", "dtype", "tokens/s", "free tokens", "queue", "up"):
+    for heading in ("  peer", "name", "blocks", "seen as", "ms/token", "tokens/s", "dtype", "queue", "up"):
         table.add_column(heading)
-    for peer in model.peers:
+    for peer in peers:
+        colour = _PEER_COLOURS.get(peer.condition, "default")
+        reason = f" ({escape(peer.reason)})" if peer.condition in ("failing", "disputed") else ""
         table.add_row(
             f"  …{peer.peer[-8:]}",
             escape(peer.name),
             peer.blocks,
-            peer.state,
-            peer.dtype,
-            f"{peer.decode_tokens_per_s:.1f}",
-            str(peer.free_tokens),
+            f"[{colour}]{peer.condition}[/]{reason}",
+            f"{peer.ms_per_token:.1f}" if peer.ms_per_token is not None else "–",
+            f"{peer.announced_tokens_per_s:.1f}",
+            escape(peer.dtype),
             str(peer.queue_depth),
-            _ago(peer.uptime_s),
+            duration(peer.uptime_s),
         )
     console.print(table)
-
-
-def _ago(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from swarm.client.batched_head import BatchedHead
-from swarm.client.chat import Conversation
+from swarm.client.chat import Conversation, ConversationState
 from swarm.client.context import Context, GuardPolicy
 from swarm.client.generation import Generation, Request, Voice
 from swarm.client.hop import HopSettings
 from swarm.client.model import ClientModel, load_client_model
-from swarm.client.recovery import Exactness, Recovery
+from swarm.client.recovery import Exactness, Recovery, new_session_id
 from swarm.client.router import Numerics
 from swarm.client.routes import Routes
 from swarm.client.spares import Policy
@@ -150,9 +150,35 @@ class Client:
             sampling = replace(sampling, seed=secrets.randbits(63))
         return Request(tuple(ids), sampling, **limits)
 
-    def conversation(self) -> Conversation:
+    def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
         """A chat that keeps its session from turn to turn. To be closed by the caller."""
-        return Conversation(self._context(), self._ask)
+
+        def prepare(messages: list[Message], **options: Any) -> Request:
+            return self.request(self.chat_ids(messages), **options)
+
+        def ask(request: Request, context: Context) -> Generation:
+            async def same_context() -> Context:
+                return context
+
+            return Generation(request, self.voice, same_context, keep=True)
+
+        return Conversation(self.model.manifest, self._context(), prepare, ask, list(messages))
+
+    async def resume(self, state: ConversationState) -> Conversation:
+        """Go on with a conversation of an earlier process.
+
+        What the peers still hold is not computed again. A reply that was interrupted is in
+        `state.unfinished`, for `Conversation.go_on`. Raises `ManifestMismatch` for another model's.
+        """
+        if state.manifest != self.model.manifest:
+            raise ManifestMismatch(
+                f"The conversation is with the model {state.manifest}, this one is {self.model.manifest}",
+                "Resume it with the model it was begun with.",
+            )
+        conversation = self.conversation(state.messages)
+        if state.session is not None and state.ids:
+            await conversation.context.take_up(state.session, state.ids)
+        return conversation
 
     async def snapshot(self) -> Snapshot:
         """Who hosts the model now."""
@@ -164,20 +190,13 @@ class Client:
         model = self.model
         return Voice(model.name, model.manifest, model.tokenizer, model.config.context_length)
 
-    def _ask(self, messages: list[Message], context: Context, **options: Any) -> Generation:
-        async def same_context() -> Context:
-            return context
-
-        request = self.request(self.chat_ids(messages), **options)
-        return Generation(request, self.voice, same_context, keep=True)
-
     async def _new_context(self) -> Context:
         return self._context()
 
     def _context(self) -> Context:
         config, options = self.model.config, self.options
         settings = HopSettings(
-            session=secrets.token_hex(16),
+            session=new_session_id(),
             epoch=0,
             manifest=self.model.manifest,
             codec="fp32",

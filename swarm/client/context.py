@@ -68,6 +68,11 @@ class Context:
         await self.session.close()
         self._ids.clear()
 
+    async def leave(self) -> None:
+        """End here, but let the peers keep the session for a while."""
+        await self._guardian.close()
+        await self.session.leave()
+
     async def take_up(self, state: SessionState, ids: Sequence[int]) -> int:
         """Find again what peers still hold of an earlier process's session that held `ids`.
 

@@ -81,7 +81,8 @@ class Generation:
         self, request: Request, voice: Voice, open_context: Callable[[], Awaitable[Context]], *, keep: bool = False
     ) -> None:
         self.max_tokens = check_request(request, voice)
-        self._request = request
+        self.request = request
+        self.on_reply: Callable[[Reply], None] = lambda reply: None
         self._voice = voice
         self._open_context = open_context
         self._keep = keep
@@ -97,6 +98,11 @@ class Generation:
         if self._reply is None:
             raise RuntimeError("The reply is not complete yet: await the generation, or iterate to its end.")
         return self._reply
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens of the reply so far, those of an earlier process included."""
+        return self._token_ids
 
     @property
     def hops(self) -> tuple[HopReport, ...]:
@@ -129,7 +135,7 @@ class Generation:
         started_at = clock()
         context = self._context = await self._open_context()
         try:
-            logits = await context.move_to([*self._request.prompt_ids, *self._token_ids])
+            logits = await context.move_to([*self.request.prompt_ids, *self._token_ids])
             decoder = self._decoder()
             first_at = last_at = 0.0
             while True:
@@ -144,13 +150,14 @@ class Generation:
                 logits = await context.feed([piece.token_id])
             timing = (first_at - started_at, last_at - first_at)
             self._reply = self._report(context, piece.finish_reason, *timing)
+            self.on_reply(self._reply)
             yield piece
         finally:
             if not self._keep:
                 await context.close()
 
     def _decoder(self) -> StreamDecoder:
-        request = self._request
+        request = self.request
         decoder = StreamDecoder(
             self._voice.tokenizer,
             stop=request.stop,
@@ -161,7 +168,7 @@ class Generation:
         return decoder
 
     def _choose(self, logits: torch.Tensor, decoder: StreamDecoder) -> Piece:
-        request = self._request
+        request = self.request
         output_ids = self._token_ids
         if len(output_ids) < request.min_tokens and request.stop_token_ids:
             logits = logits.index_fill(0, torch.tensor(sorted(request.stop_token_ids)), float("-inf"))
@@ -179,21 +186,21 @@ class Generation:
         return Piece(text, choice.token_id, choice.logprob, choice.top_logprobs, reason)
 
     def _finish_reason(self, token_id: int, produced: int, decoder: StreamDecoder) -> FinishReason | None:
-        if token_id in self._request.stop_token_ids or decoder.stopped_by is not None:
+        if token_id in self.request.stop_token_ids or decoder.stopped_by is not None:
             return "stop"
         return "length" if produced >= self.max_tokens else None
 
     def _report(self, context: Context, reason: FinishReason, ttft_s: float, decode_s: float) -> Reply:
         session = context.session
         token_ids = tuple(self._token_ids)
-        steps = len(token_ids) - len(self._request.output_ids) - 1
+        steps = len(token_ids) - len(self.request.output_ids) - 1
         return Reply(
             model=self._voice.model,
             manifest=self._voice.manifest,
             text="".join(self._texts),
             token_ids=token_ids,
             finish_reason=reason,
-            prompt_tokens=len(self._request.prompt_ids),
+            prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=len(token_ids),
             ttft_s=round(ttft_s, 4),
             tokens_per_s=round(steps / decode_s, 2) if decode_s > 0 else 0.0,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from swarm.client.chain import Link
 from swarm.client.session import Session
 from swarm.client.spares import Policy, Spare, is_worth_it
-from swarm.errors import HopLost, NoRoute, SwarmError
+from swarm.errors import HopLost, NetworkError, NoRoute, SwarmError
 
 LOOK_EVERY_S = 0.5
 RETRY_AFTER_S = 5.0  # when no replacement could be had
@@ -108,7 +108,7 @@ class Guardian:
             routes.observed(hop.planned.peer, hop.planned.span, hop.decode_s)
             try:
                 others = routes.plan_at_hand(hop.planned.span, hop.planned.numerics, frozenset([hop.planned.peer]))
-            except NoRoute:
+            except (NoRoute, NetworkError):
                 continue
             expected_s = sum(other.expected_ms for other in others) / 1e3
             if hop.decode_s > max(SLOW_FACTOR * expected_s, expected_s + SLOW_BY_S):

@@ -7,6 +7,7 @@ new hops start behind their ledger, and the session pushes them forward like any
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -150,12 +151,21 @@ class Recovery:
     async def _open_one(self, planned: PlannedHop, held: int, role: Role) -> Hop:
         try:
             hop = await open_hop(self.network, planned, self.settings, role)
-        except (NetworkError, ProtocolError, SessionRefused):
-            self.routes.lost(planned.peer)
+        except (NetworkError, ProtocolError, SessionRefused) as error:
+            if isinstance(error, SessionRefused) and error.fault_code == "fenced":
+                # another process has taken the session over: this one goes on with one of its own
+                self.settings = replace(self.settings, session=new_session_id())
+            else:
+                self.routes.lost(planned.peer)
             raise
         self.routes.heard(planned.peer, hop.rtt_s)
         await hop.rewind(held)  # what the peer did after our last certain knowledge is void
         return hop
+
+
+def new_session_id() -> str:
+    """An id nobody can guess: whoever knows it may take the session up."""
+    return secrets.token_hex(16)
 
 
 async def _abandon(tasks: Sequence[asyncio.Task[Hop]]) -> None:

@@ -24,6 +24,9 @@ class Numerics(NamedTuple):
     dtype: str
     quantization: str
 
+    def __str__(self) -> str:
+        return self.dtype if self.quantization == "none" else f"{self.dtype} quantised as {self.quantization}"
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedHop:
@@ -60,7 +63,7 @@ def plan(snapshot: Snapshot, span: Span, hints: RouteHints) -> tuple[PlannedHop,
     if not routes and hints.numerics is None and (mixed := _cheapest(usable, span, hints, None)):
         routes = [mixed]
     if not routes:
-        raise no_route(usable, span)
+        raise no_route(usable, span, _why_not_others(snapshot, span, hints))
     return min(routes, key=lambda route: sum(hop.expected_ms for hop in route))
 
 
@@ -70,13 +73,27 @@ def missing_blocks(records: Iterable[PeerRecord], span: Span) -> list[Span]:
     return spans_of(block for block in span if block not in hosted)
 
 
-def no_route(usable: Iterable[PeerRecord], span: Span) -> NoRoute:
+def no_route(usable: Iterable[PeerRecord], span: Span, besides: str = "") -> NoRoute:
     """The error that says which blocks are missing and what would help."""
     missing = ", ".join(map(str, missing_blocks(usable, span))) or str(span)
     return NoRoute(
-        f"No live peer hosts blocks {missing}",
+        f"No live peer hosts blocks {missing}{besides}",
         f"Start one (swarm peer MODEL --blocks {missing.split(',')[0]} --join ADDR), or wait with --patience.",
     )
+
+
+def _why_not_others(snapshot: Snapshot, span: Span, hints: RouteHints) -> str:
+    """What keeps peers that are there from being taken: another wire version, or other numerics."""
+    there = [record for record in snapshot.online() if record.span.overlap(span)]
+    versions = sorted({record.wire_version for record in there} - {WIRE_VERSION})
+    if versions:
+        spoken = ", ".join(map(str, versions))
+        return f" (others speak wire version {spoken}, this program {WIRE_VERSION}: update the older ones)"
+    kinds = sorted({_numerics(record) for record in there} - {hints.numerics})
+    if hints.numerics is None or not kinds:
+        return ""
+    computed = ", ".join(map(str, kinds))
+    return f" in {hints.numerics} (others compute in {computed})"
 
 
 def _usable(record: PeerRecord, hints: RouteHints) -> bool:

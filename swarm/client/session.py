@@ -129,6 +129,12 @@ class Session:
         spares, self.spares = self.spares, {}
         await asyncio.gather(*(link.hop.close() for link in links), *(spare.close() for spare in spares.values()))
 
+    async def leave(self) -> None:
+        """End the streams only: the peers keep the session for a while, for `take_up`."""
+        links, self._links = self._links, []
+        spares, self.spares = self.spares, {}
+        await asyncio.gather(*(link.hop.drop() for link in links), *(spare.close() for spare in spares.values()))
+
     async def _open(self) -> None:
         hops = await self.recovery.open_chain(self._blocks)
         self._links = [Link(hop, self._new_ledger()) for hop in hops]

@@ -27,6 +27,7 @@ from swarm.gateway.schema import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
+    TopLogprob,
     Usage,
 )
 
@@ -210,6 +211,13 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int = 0) -> TextLog
     return TextLogprobs(
         tokens=[entry.token for entry in logprobs],
         token_logprobs=[entry.logprob for entry in logprobs],
-        top_logprobs=[{top.token: top.logprob for top in entry.top_logprobs} for entry in logprobs],
+        top_logprobs=[{_name(top): top.logprob for top in entry.top_logprobs} for entry in logprobs],
         text_offset=offsets,
     )
+
+
+def _name(top: TopLogprob) -> str:
+    """A token's text; parts of characters, which have none, by their bytes, as OpenAI writes them."""
+    if "\ufffd" not in top.token:
+        return top.token
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in top.bytes)

@@ -53,6 +53,14 @@ def load_span(
     return SpanModel(config, span, [_load_block(loader, config, block) for block in span], dtype)
 
 
+def check_files(directory: Path, config: ModelConfig, span: Span) -> None:
+    """Look whether the files hold the tensors of a span, by their headers. Raises `BrokenModel`."""
+    checkpoint = Checkpoint(directory)
+    for block in span:
+        for name, shape in block_tensors(config, block).items():
+            checkpoint.info(name, shape)
+
+
 def load_head(
     directory: Path, config: ModelConfig, *, dtype: torch.dtype, manifest: Manifest | None = None
 ) -> Head:

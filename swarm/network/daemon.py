@@ -205,6 +205,7 @@ def _flags(options: DaemonOptions) -> list[str]:
     flags = [
         "-dhtClient" if options.client else "-dhtServer",
         "-b=0",  # joining is ours: p2pd would exit when no bootstrap answers
+        "-autonat",
         "-connManager",
         "-relay=1",
         f"-autoRelay={int(bool(options.relays))}",
@@ -214,8 +215,9 @@ def _flags(options: DaemonOptions) -> list[str]:
         *([f"-hostAddrs={_joined(options.listen)}"] if options.listen else ["-noListenAddrs"]),
         *([f"-announceAddrs={_joined(options.announce)}"] if options.announce else []),
     ]
-    if options.reachability is not None:
-        flags.append(f"-forceReachability{options.reachability.capitalize()}")
+    reachability = options.reachability or (None if options.listen else "private")
+    if reachability is not None:
+        flags.append(f"-forceReachability{reachability.capitalize()}")
     return flags
 
 

@@ -7,6 +7,7 @@ its daemon and of the sockets between ends here and goes on as a `SwarmError`.
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -245,5 +246,10 @@ def _translated(kind: type[NetworkError], what: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        reason = str(error).removeprefix("Connect failed. msg=").strip() or type(error).__name__
-        raise kind(f"{what}: {reason}") from error
+        raise kind(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """One line of what p2pd says: of a dial to several addresses, how the last one ended."""
+    lines = str(error).removeprefix("Connect failed. msg=").strip().splitlines()
+    return re.sub(r"^\s*\* \[\S*\] ", "", lines[-1]) if lines else type(error).__name__

@@ -21,13 +21,14 @@ def check_fits(span: Span, fitting: int, memory_bytes: int) -> None:
     """Raise `DoesNotFit`, saying how many blocks do fit, when the span is longer than that."""
     if len(span) <= fitting:
         return
+    largest = Span(span.start, span.start + fitting) if fitting else None
     fix = (
-        f"Host at most {fitting} blocks (for example --blocks {span.start}:{span.start + fitting}), "
-        "or raise --memory."
-        if fitting
-        else "Not even one block fits; raise --memory or choose a narrower --dtype."
+        f"Host {fitting} of them at most (for example --blocks {largest}), or raise --memory."
+        if largest
+        else "Raise --memory, or choose a narrower --dtype."
     )
-    what = f"{len(span)} blocks ({span}) do not fit in {format_size(memory_bytes)}: {fitting} do"
+    room = f"there is room for {fitting}" if fitting else "not even one block does"
+    what = f"{len(span)} blocks ({span}) do not fit in {format_size(memory_bytes)}: {room}"
     raise DoesNotFit(what, fix)
 
 

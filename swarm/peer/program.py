@@ -19,7 +19,7 @@ from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name, parse_dtype
 from swarm.model.span import SpanModel
 from swarm.model.store import ensure_manifest
-from swarm.model.weights import load_span, span_size_bytes
+from swarm.model.weights import check_files, load_span, span_size_bytes
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
 from swarm.peer.announcer import Announcer, Profile
@@ -89,9 +89,6 @@ class _Stopped(Exception):
 async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
     """Run a peer until `stop` is set. Raises the `SwarmError` that keeps it from starting."""
     plan = await asyncio.to_thread(_make_plan, config)
-    if config.span is not None:
-        plan.config.check_span(config.span)
-        check_fits(config.span, plan.fitting_blocks, plan.memory_bytes)
     async with AsyncExitStack() as stack:
         network = await Libp2pNetwork.start(config.network, identity)
         stack.push_async_callback(network.close)
@@ -102,6 +99,7 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         stack.push_async_callback(monitor.close)
         port = await monitor.start("127.0.0.1", config.monitor_port)
         events.on_joined(network.addresses, port)
+        stack.push_async_callback(_take_back, announcer)
         if config.span is None:
             await _choose_span(directory, announcer, plan)
         announcing = asyncio.create_task(announcer.run())
@@ -123,11 +121,18 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
 
 
 def _make_plan(config: PeerConfig) -> _Plan:
+    """Raises what keeps this peer from hosting what it is asked to, before the swarm hears of it."""
     model = read_config(config.directory)
     dtype = parse_dtype(config.dtype or model.dtype)
     memory_bytes = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
     largest = max(span_size_bytes(model, Span(b, b + 1), dtype) for b in range(model.num_blocks))
     fitting = blocks_that_fit(int(memory_bytes * (1 - CACHE_SHARE)), largest, bytes_per_token(model, 1, dtype))
+    if config.span is not None:
+        model.check_span(config.span)
+        check_fits(config.span, fitting, memory_bytes)
+        check_files(config.directory, model, config.span)
+    elif not fitting:
+        check_fits(Span(0, model.num_blocks), fitting, memory_bytes)
     return _Plan(model, ensure_manifest(config.directory, config.store_root), dtype_name(dtype), memory_bytes, fitting)
 
 
@@ -149,8 +154,6 @@ def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
 
 async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) -> None:
     """Take the worst-covered blocks that fit; choose again when a peer that goes first was faster."""
-    if plan.fitting_blocks == 0:
-        check_fits(Span(0, 1), 0, plan.memory_bytes)
     chosen: Span | None = None
     for _ in range(MAX_CHOICES):
         snapshot = await directory.snapshot(plan.manifest.digest, plan.config.num_blocks)
@@ -162,6 +165,12 @@ async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) 
         announcer.choose_span(chosen)
         await announcer.announce()
         await asyncio.sleep(SETTLE_S * random.uniform(0.5, 1.0))
+
+
+async def _take_back(announcer: Announcer) -> None:
+    """Do not leave a promise in the directory that this peer could not keep."""
+    if announcer.state == "joining" and announcer.announced_at is not None:
+        await announcer.withdraw()
 
 
 def _going_first(snapshot: Snapshot, own: PeerId) -> Snapshot:

@@ -65,7 +65,7 @@ class ModelStatus:
     replicas: int  # of the weakest block: so many peers from an outage
     weakest: tuple[str, ...]  # spans with so few
     wanted: str  # the span that a new peer should host
-    tokens_per_s: float | None  # as measured by canaries
+    tokens_per_s: float | None  # as measured by canaries; None while it does not work
     ttft_s: float | None
     proof: Proof
     proven_at: float | None  # when a canary last went through all blocks and passed
@@ -106,6 +106,7 @@ def summarize(
     """The state of one model. `gone` are peers that were there lately."""
     judged = assess(snapshot, proof, now)
     passed = proof.passed
+    works = judged.health in ("healthy", "degraded")
     peers = [_peer(record, judged, proof.peers.get(record.peer), now) for record in _ordered(snapshot)]
     absent = [_peer(record, None, proof.peers.get(record.peer), now) for record in gone]
     return ModelStatus(
@@ -122,8 +123,8 @@ def summarize(
         replicas=judged.replicas,
         weakest=tuple(map(str, judged.weakest)),
         wanted=str(_wanted(snapshot, judged)),
-        tokens_per_s=proof.tokens_per_s,
-        ttft_s=proof.ttft_s,
+        tokens_per_s=proof.tokens_per_s if works else None,
+        ttft_s=proof.ttft_s if works else None,
         proof=proof.proof,
         proven_at=passed.at if passed else None,
         canary_prompt=proof.prompt,

@@ -17,7 +17,7 @@ def clean(text: str, limit: int) -> str:
     for char in text[: 8 * limit]:
         category = unicodedata.category(char)
         combining = combining + 1 if category in ("Mn", "Me") else 0
-        if category[0] == "Z":
+        if category[0] == "Z" or char in "\t\n\r":
             kept.append(" ")
         elif category[0] != "C" and combining <= MAX_COMBINING:
             kept.append(char)

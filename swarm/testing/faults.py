@@ -6,6 +6,7 @@ found below the process that was started here; nothing else is ever signalled.
 
 import asyncio
 import contextlib
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class NodeProcesses:
     python: psutil.Process
     guard: psutil.Process
     p2pd: psutil.Process
+    socket_directory: Path  # gone when the node has been cleaned up
 
     @classmethod
     def of(cls, pid: int) -> "NodeProcesses":
@@ -39,16 +41,15 @@ class NodeProcesses:
             pairs = [(guard, child) for guard in python.children() for child in guard.children()]
             for guard, child in pairs:
                 if child.name() == _P2PD:
-                    return cls(python, guard, child)
-        except psutil.NoSuchProcess:
-            pass
+                    return cls(python, guard, child, _socket_directory(child))
+        except (psutil.NoSuchProcess, StopIteration):
+            pass  # it is ending, or has not come up yet
         raise NodeNotFound(f"Process {pid} runs no network daemon", "Wait until its node has started.")
 
-    @property
-    def socket_directory(self) -> Path:
-        """Where its sockets are; gone when the node has been cleaned up."""
-        [flag] = [part for part in self.p2pd.cmdline() if part.startswith("-id=")]
-        return Path(flag.removeprefix("-id=")).parent
+    @classmethod
+    def of_this_process(cls) -> "NodeProcesses":
+        """Those of a client in this process, not of the peers it started. Raises `NodeNotFound`."""
+        return cls.of(os.getpid())
 
     def freeze(self) -> None:
         """Stop all three, as a machine that goes to sleep does."""
@@ -90,6 +91,11 @@ class NodeProcesses:
     def _signal(self, number: signal.Signals) -> None:
         for process in (self.python, self.guard, self.p2pd):
             _send(process, number)
+
+
+def _socket_directory(p2pd: psutil.Process) -> Path:
+    flag = next(part for part in p2pd.cmdline() if part.startswith("-id="))
+    return Path(flag.removeprefix("-id=")).parent
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

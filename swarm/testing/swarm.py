@@ -40,7 +40,7 @@ class HostedPeer:
     network: MemoryNetwork
     identity: Identity
     _announcing: asyncio.Task[None]
-    _gone: bool = False
+    gone: bool = False
 
     @property
     def id(self) -> PeerId:
@@ -48,16 +48,16 @@ class HostedPeer:
 
     async def kill(self) -> None:
         """Die without a word: every stream breaks at once. Safe to call twice."""
-        if self._gone:
+        if self.gone:
             return
-        self._gone = True
+        self.gone = True
         self._announcing.cancel()
         await self.net.kill(self.id)
         await self.peer.stop()
 
     async def leave(self, within_s: float) -> None:
         """Leave properly."""
-        self._gone = True
+        self.gone = True
         self._announcing.cancel()
         await self.peer.leave(within_s)
         await self.network.close()
@@ -86,6 +86,11 @@ class InProcessSwarm:
         if self._model is None:
             self._model = load_client_model(str(self.directory), self.directory.parent, self.dtype)
         return self._model
+
+    @property
+    def living(self) -> list[HostedPeer]:
+        """The peers that were neither killed nor left."""
+        return [hosted for hosted in self.peers if not hosted.gone]
 
     async def add_peer(self, span: Span, identity: Identity | None = None, **limits: float) -> HostedPeer:
         """Start a peer for a span and wait until it is online."""

@@ -42,7 +42,7 @@ def test_a_span_that_does_not_fit_says_how_many_blocks_do():
     fitting = blocks_that_fit(1000, 90, 10)
     assert fitting == 10
     check_fits(Span(5, 15), fitting, 1000)
-    with pytest.raises(DoesNotFit, match=r"11 blocks \(5:16\).*10 do.*--blocks 5:15"):
+    with pytest.raises(DoesNotFit, match=r"11 blocks \(5:16\).*room for 10.*--blocks 5:15"):
         check_fits(Span(5, 16), fitting, 1000)
-    with pytest.raises(DoesNotFit, match="Not even one block fits"):
+    with pytest.raises(DoesNotFit, match="not even one block does"):
         check_fits(Span(0, 1), 0, 10)

@@ -102,8 +102,7 @@ def test_a_conversation_pays_only_for_what_is_new(virtual_swarm):
             [peer] = await swarm.add_peers([Span(0, 6)])
             conversation = swarm.client().conversation()
             for text in ("Hello", "And again"):
-                generation = conversation.say(text, max_tokens=5, **IGNORE_STOPS)
-                conversation.accept(text, await generation)
+                await conversation.say(text, max_tokens=5, **IGNORE_STOPS)
             hop = conversation.context.session.hops[0]
             sent, held = hop.stats.tokens, conversation.context.session.position
             await conversation.close()

@@ -46,7 +46,7 @@ def disturbed_reply(virtual_swarm, options, disturb, *, after_s=2.0, spans=TWICE
                     task = asyncio.create_task(disturb(swarm))
             await task
             await asyncio.sleep(1)
-            left = [len(hosted.peer.sessions) for hosted in swarm.peers]
+            left = [len(hosted.peer.sessions) for hosted in swarm.living]
             return ids, generation.reply, [b - a for a, b in pairwise(times)], left
 
     return run_virtual(run())

@@ -1,0 +1,248 @@
+"""Longer troubles than one fault: outages, restarts, sleep, and clients that die or sleep themselves."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from swarm.bench.chaos.acts import any_one, freeze, kill
+from swarm.bench.chaos.scene import Scene
+from swarm.bench.chaos.stage import StagedPeer, joining
+from swarm.network.memory import Link
+from swarm.testing.faults import NodeProcesses
+from swarm.values import Span
+
+BOOTSTRAP_DOWN_S = 120.0
+ALL_ASLEEP_S = 90.0
+WHOLE_WITHIN_S = 30.0
+NAP_S = 6.0  # longer than any lease
+RESTARTS = 5
+CLIENT_TOKENS = 400
+CLIENT_PROMPT = "Once upon a time there was a swarm."
+CLIENT_TIMEOUT_S = 90.0
+
+
+async def sleep_and_wake(scene: Scene) -> None:
+    """A hop sleeps, the reply moves on, the hop wakes: it is one ready peer again and can be used."""
+    sleeper = (await _do(scene, freeze()))[0]
+    await asyncio.sleep(max(0.0, NAP_S - scene.stage.config.lease_s))
+    sleeper.processes.thaw()
+    await _whole_again(scene)
+    for other in scene.stage.replicas(sleeper):
+        other.link.set_link(Link(cut=True))
+        scene.disturbed.add(other)
+    await scene.join()
+    replies = await scene.ask()
+    scene.require(not any(reply.error for reply in replies), f"{sleeper.name} cannot be used after it woke")
+
+
+async def all_sleep(scene: Scene) -> None:
+    """Every peer sleeps for longer than its record lives; the swarm is whole again soon after."""
+    await scene.ask()
+    scene.disturbed.update(scene.stage.peers)
+    for peer in scene.stage.peers:
+        peer.processes.freeze()
+    await asyncio.sleep(ALL_ASLEEP_S)
+    for peer in scene.stage.peers:
+        peer.processes.thaw()
+    await _whole_again(scene)
+    await scene.ask()
+
+
+async def bootstrap_down(scene: Scene) -> None:
+    """The bootstrap is gone for minutes: replies go on, newcomers join through a peer; it comes back."""
+    stage = scene.stage
+
+    async def stop(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+        await stage.stop_bootstrap()
+
+    await scene.ask_during(stop)
+    scene.require(scene.recoveries == 0, "a reply lost a hop because the bootstrap went")
+    through = stage.peers[0].address
+    await stage.add_peer(stage.peers[0].span, join=[through])
+    await scene.join(through=[through])
+    await scene.ask()
+    await asyncio.sleep(BOOTSTRAP_DOWN_S)
+    await scene.ask()
+    await stage.start_bootstrap()
+    await _whole_again(scene)
+    await scene.join()
+    await scene.ask()
+
+
+async def rejoin(scene: Scene) -> None:
+    """One peer is killed and started again five times: it is one peer to everybody, and serves."""
+    stage = scene.stage
+    peer = (await _do(scene, kill()))[0]
+    for _ in range(RESTARTS - 1):
+        await stage.restart(peer)
+        peer.processes.kill_python()
+    await stage.restart(peer)
+    await _whole_again(scene)
+    await scene.join()
+    await scene.ask()
+
+
+async def outage(scene: Scene) -> None:
+    """All replicas of a span die; one comes back while the client waits, and the reply goes on."""
+
+    async def kill_all_replicas(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+        [victim] = any_one(scene, chain)
+        victims = [victim, *scene.stage.replicas(victim)]
+        await kill(lambda *_: victims)(scene, chain)
+        await scene.stage.restart(victim)
+
+    await scene.ask_during(kill_all_replicas)
+    scene.require(scene.recoveries > 0, "no loss was noticed")
+
+
+async def other_cuts(scene: Scene) -> None:
+    """A lost span has no replica of its own; two peers that cut the model elsewhere cover it."""
+    stage = scene.stage
+    lost = stage.config.spans[1]
+    middle = (lost.start + lost.end) // 2
+    await stage.add_peer(Span(lost.start - 1, middle))
+    await stage.add_peer(Span(middle, lost.end + 1))
+    victims = [peer for peer in stage.peers if peer.span == lost]
+    await scene.ask_during(kill(lambda *_: victims))
+    scene.require(scene.recoveries > 0, "no loss was noticed")
+    scene.require_stall_below(_patient(scene))
+
+
+async def promote_spare(scene: Scene) -> None:
+    """A hop with a warm spare dies: only what the spare lags behind is replayed."""
+    await scene.join(spares="always")
+    replies = await scene.ask_during(kill())
+    resumes = [resume for reply in replies for resume in reply.resumes]
+    scene.require(bool(resumes), "no loss was noticed")
+    for resume in resumes:
+        scene.require(
+            resume.replayed_tokens < 20, f"no spare was promoted: {resume.replayed_tokens} tokens replayed"
+        )
+    usual_s = max(reply.median_s for reply in replies)
+    scene.require_stall_below(max(5 * usual_s, scene.noise_s))
+
+
+async def client_sleeps(scene: Scene) -> None:
+    """The client's machine sleeps in mid-reply and goes on with its own sessions."""
+    expected = await _generate(scene)
+    reply = await _generate(scene, _nap)
+    scene.compare(reply["token_ids"], expected["token_ids"])
+
+
+async def client_crashes(scene: Scene) -> None:
+    """A chat is killed in mid-reply and resumed: the whole reply is the one it would have been."""
+    expected = await _chat(scene, [CLIENT_PROMPT])
+    broken = await _chat(scene, [CLIENT_PROMPT], kill_after_chars=60)
+    resumed = await _chat(scene, [], "--resume")
+    scene.require(expected.startswith(broken.rstrip("\n")), "the reply was wrong before the crash")
+    scene.compare(resumed, expected)
+
+
+async def _do(scene: Scene, act: Callable[..., Any]) -> list[StagedPeer]:
+    """Ask, do one act to the chain, and give its victims."""
+    before = set(scene.disturbed)
+    await scene.ask_during(act)
+    scene.require(scene.recoveries > 0, "no loss was noticed")
+    return [peer for peer in scene.disturbed if peer not in before]
+
+
+async def _whole_again(scene: Scene) -> None:
+    """Within the time allowed every peer is ready, and in the directory exactly once."""
+    started_at = asyncio.get_running_loop().time()
+    missing: list[str] = []
+    client = await scene.join()
+    while asyncio.get_running_loop().time() - started_at < WHOLE_WITHIN_S:
+        listed = [record.peer for record in (await client.snapshot()).online()]
+        missing = [
+            peer.name
+            for peer in scene.stage.everybody
+            if listed.count(peer.id) != 1 or not await peer.ready()
+        ]
+        if not missing and len(listed) == len(scene.stage.everybody):
+            return
+        await asyncio.sleep(0.5)
+    scene.require(
+        False, f"after {WHOLE_WITHIN_S:.0f} s not back, or listed twice: {', '.join(missing) or 'strangers'}"
+    )
+
+
+def _patient(scene: Scene) -> float:
+    """How long a loss without a spare may take."""
+    return scene.stage.config.lease_s + max(1.0, 2 * scene.replay_s)
+
+
+async def _generate(scene: Scene, disturb: Callable[[int], Any] | None = None) -> dict[str, Any]:
+    """The reply of a `swarm generate` process, disturbed while it is under way."""
+    process = await _client_process(
+        scene, "generate", CLIENT_PROMPT, "--raw", "--json", "--max-tokens", str(CLIENT_TOKENS)
+    )
+    try:
+        async with asyncio.timeout(CLIENT_TIMEOUT_S):
+            if disturb is not None:
+                await _until_served(scene)
+                await disturb(process.pid)
+            output, errors = await process.communicate()
+    finally:
+        await _end(process)
+    if process.returncode != 0:
+        scene.require(False, f"the client ended with status {process.returncode}: {errors.decode().strip()}")
+        return {"token_ids": []}
+    return dict(json.loads(output))
+
+
+async def _chat(
+    scene: Scene, lines: Sequence[str], *options: str, kill_after_chars: int | None = None
+) -> str:
+    """What a `swarm chat` process says to these lines; killed when it has said so much."""
+    process = await _client_process(scene, "chat", *options, "--max-tokens", str(CLIENT_TOKENS))
+    assert process.stdin is not None  # noqa: S101 - we asked for pipes
+    assert process.stdout is not None  # noqa: S101
+    said = b""
+    try:
+        async with asyncio.timeout(CLIENT_TIMEOUT_S):
+            process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+            if kill_after_chars is None:
+                process.stdin.close()
+            while chunk := await process.stdout.read(1 if kill_after_chars else -1):
+                said += chunk
+                if kill_after_chars is not None and len(said) >= kill_after_chars:
+                    break
+    finally:
+        await _end(process)
+    return said.decode(errors="ignore")
+
+
+async def _client_process(scene: Scene, command: str, *arguments: str) -> asyncio.subprocess.Process:
+    config = scene.stage.config
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "swarm", command, config.model, *arguments, *joining([scene.stage.join]),
+        "--temperature", "0.9", "--seed", str(config.seed), "--lease", f"{config.lease_s}s",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "SWARM_HOME": str(config.home / "client")},
+        start_new_session=True,
+    )  # fmt: skip
+
+
+async def _until_served(scene: Scene) -> None:
+    while sum([(await peer.metrics())["swarm_session_streams"] for peer in scene.stage.peers]) < 3:
+        await asyncio.sleep(0.02)
+
+
+async def _nap(pid: int) -> None:
+    node = NodeProcesses.of(pid)
+    node.freeze()
+    await asyncio.sleep(NAP_S)
+    node.thaw()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        await process.wait()

@@ -1,0 +1,103 @@
+"""Runs scenarios one after the other on one stage, and makes the stage whole again in between."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.bench.chaos.leftovers import Baseline, left_behind
+from swarm.bench.chaos.report import Result
+from swarm.bench.chaos.scenarios import Scenario
+from swarm.bench.chaos.scene import References, Scene
+from swarm.bench.chaos.stage import SparePolicy, Stage, StageConfig
+from swarm.config import store_root
+from swarm.errors import SwarmError, UsageError
+from swarm.model.config import read_config
+from swarm.model.store import resolve
+from swarm.testing.processes import even_spans
+from swarm.testing.tiny_models import TinyModel, write_tiny_model
+
+SPANS, MIN_BLOCKS = 3, 6
+SCENARIO_LIMIT_S = 400.0
+TINY_CONTEXT = 4096
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosConfig:
+    """What `swarm chaos` is told. Without a model, a tiny random one is made."""
+
+    model: str | None = None
+    seed: int = 0
+    spares: SparePolicy = "auto"
+
+
+@asynccontextmanager
+async def open_stage(config: ChaosConfig) -> AsyncIterator[Stage]:
+    """A stage of three spans with two replicas each; all of its files are gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="swarm-chaos-") as folder:
+        home = Path(folder)
+        model = config.model or _tiny_model(home / "tiny")
+        num_blocks = read_config(resolve(model, store_root())).num_blocks
+        if num_blocks < MIN_BLOCKS:
+            raise UsageError(
+                f"{model} has {num_blocks} blocks, the scenarios need {MIN_BLOCKS}",
+                "Name another with --model.",
+            )
+        spans = even_spans(num_blocks, SPANS)
+        async with Stage(StageConfig(model, spans, home, seed=config.seed, spares=config.spares)) as stage:
+            yield stage
+
+
+async def run_scenarios(config: ChaosConfig, scenarios: Sequence[Scenario]) -> AsyncIterator[Result]:
+    """Run them; gives each result as it comes."""
+    async with open_stage(config) as stage:
+        references = References(stage)
+        vocab_size = read_config(resolve(stage.config.model, store_root())).vocab_size
+        for scenario in scenarios:
+            chance = random.Random(f"{config.seed} {scenario.name}")  # noqa: S311 - repeatable on purpose
+            scene = Scene(stage, references, chance, vocab_size)
+            yield await run_scenario(scenario, scene)
+
+
+async def run_scenario(scenario: Scenario, scene: Scene) -> Result:
+    """Run one, heal the stage, and look for what was left behind."""
+    _log.info("Scenario %s begins", scenario.name)
+    before = Baseline.take(scene.stage)
+    try:
+        await scene.references.of(scene.questions())
+        async with asyncio.timeout(SCENARIO_LIMIT_S):
+            await scenario.run(scene)
+    except TimeoutError:
+        scene.fail(f"not done after {SCENARIO_LIMIT_S:.0f} s")
+    except SwarmError as error:
+        scene.fail(str(error))
+    finally:
+        await scene.leave()
+        await scene.stage.heal()
+    return _result(scenario, scene, await left_behind(scene.stage, before, scene.disturbed))
+
+
+def _result(scenario: Scenario, scene: Scene, leftovers: list[str]) -> Result:
+    return Result(
+        scenario=scenario.name,
+        sessions=scene.sessions,
+        tokens_ok=not scene.wrong_tokens,
+        recoveries=scene.recoveries,
+        stalls_s=tuple(reply.stall_s for reply in scene.seen),
+        left_behind=tuple(leftovers),
+        error="; ".join(scene.problems) or None,
+    )
+
+
+def _tiny_model(directory: Path) -> str:
+    write_tiny_model(
+        directory, TinyModel(num_blocks=MIN_BLOCKS, overrides={"max_position_embeddings": TINY_CONTEXT})
+    )
+    return str(directory)

@@ -1,0 +1,131 @@
+"""The scenarios of `swarm chaos`, by name.
+
+Each says what happens to a reply and how long the reply may stand still for it. Whatever happens,
+its tokens are those of the undisturbed one; that is checked for all alike.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from swarm.bench.chaos import acts, outages
+from swarm.bench.chaos.scene import Act, Scene
+from swarm.errors import UsageError
+from swarm.network.memory import Link
+
+LONG_PROMPT_TOKENS, FEW_TOKENS = 1500, 20
+DAEMON_RESTART_S = 5.0  # p2pd takes half a second to start, a second on a busy machine
+
+Run = Callable[[Scene], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A name, one line about it, and what it does."""
+
+    name: str
+    summary: str
+    run: Run
+
+
+def _loses_hop(act: Act, *, found_by_lease: bool = False, more_s: float = 0.0) -> Run:
+    """The reply goes on elsewhere: at once after a broken stream, after a lease of silence else."""
+
+    async def run(scene: Scene) -> None:
+        await scene.ask_during(act)
+        scene.require(scene.recoveries > 0, "no loss was noticed")
+        lease_s = scene.stage.config.lease_s if found_by_lease else 0.0
+        scene.require_stall_below(lease_s + max(1.0, 2 * scene.replay_s) + more_s)
+
+    return run
+
+
+async def _undisturbed(scene: Scene) -> None:
+    await scene.ask()
+    scene.require(scene.recoveries == 0, "a hop was lost though nothing happened")
+
+
+async def _loses_hop_in_prompt(scene: Scene) -> None:
+    questions = scene.questions(LONG_PROMPT_TOKENS, FEW_TOKENS)
+    await scene.ask_during(acts.kill(), questions, at_token=0)
+    scene.require(scene.recoveries > 0, "no loss was noticed")
+    scene.require_stall_below(max(1.0, 2 * scene.replay_s))
+
+
+async def _loses_two(scene: Scene) -> None:
+    await scene.ask_during(acts.kill_with_replacement)
+    scene.require(scene.recoveries > 1, "only one loss was noticed")
+
+
+async def _leaves_slow_peer(scene: Scene) -> None:
+    await scene.ask_during(acts.slow_down)
+    [slow] = scene.disturbed
+    for reply in scene.seen:
+        late = [gap for gap in reply.gaps_s[-20:] if gap > acts.SLOW_DELAY_S]
+        scene.require(not late, f"{slow.name} was slow and was kept to the end")
+        silent = [resume for resume in reply.resumes if "silent" in resume.reason]
+        scene.require(not silent, f"{slow.name} was slow and was taken for dead")
+
+
+async def _moves_without_stall(scene: Scene) -> None:
+    replies = await scene.ask_during(acts.leave)
+    usual_s = max(reply.median_s for reply in replies)
+    scene.require_stall_below(max(2 * usual_s, scene.noise_s))
+
+
+_HOLE, _STALL, _CUT = Link(blackhole=True), Link(stalled=True), Link(cut=True)
+
+SCENARIOS = (
+    Scenario("undisturbed", "Nothing happens: the control for all others.", _undisturbed),
+    Scenario("kill", "SIGKILL of a hop in mid-reply.", _loses_hop(acts.kill())),
+    Scenario("kill-first", "SIGKILL of the first hop.", _loses_hop(acts.kill(acts.first))),
+    Scenario("kill-last", "SIGKILL of the last hop.", _loses_hop(acts.kill(acts.last))),
+    Scenario("kill-all-hops", "SIGKILL of all hops at once.", _loses_hop(acts.kill(acts.every))),
+    Scenario(
+        "kill-during-prefill", "SIGKILL of a hop while a long prompt goes through.", _loses_hop_in_prompt
+    ),
+    Scenario("kill-replacement", "SIGKILL of a hop, then of the peer that took over.", _loses_two),
+    Scenario("other-cuts", "A lost span is covered by two peers with other cuts.", outages.other_cuts),
+    Scenario("outage", "All replicas of a span die; one comes back.", outages.outage),
+    Scenario("freeze", "A hop's machine sleeps: silence.", _loses_hop(acts.freeze(), found_by_lease=True)),
+    Scenario(
+        "blackhole-to",
+        "Nothing reaches a hop any more.",
+        _loses_hop(acts.set_link(to_peer=_HOLE), found_by_lease=True),
+    ),
+    Scenario(
+        "blackhole-from",
+        "Nothing comes from a hop any more.",
+        _loses_hop(acts.set_link(from_peer=_HOLE), found_by_lease=True),
+    ),
+    Scenario(
+        "stall",
+        "The link to a hop takes bytes and does not deliver them.",
+        _loses_hop(acts.set_link(_STALL, _STALL), found_by_lease=True),
+    ),
+    Scenario("cut", "The link to a hop breaks.", _loses_hop(acts.set_link(_CUT, _CUT))),
+    Scenario("slow-peer", "The link to a hop becomes slow; the reply moves.", _leaves_slow_peer),
+    Scenario(
+        "p2pd-local",
+        "The client's own network daemon dies.",
+        _loses_hop(acts.kill_own_p2pd, more_s=DAEMON_RESTART_S),
+    ),
+    Scenario("p2pd-remote", "A hop's network daemon dies, its program lives.", _loses_hop(acts.kill_p2pd())),
+    Scenario("python-remote", "A hop's program dies, its network daemon lives.", _loses_hop(acts.orphan())),
+    Scenario("leave", "A hop is told to leave: nobody notices.", _moves_without_stall),
+    Scenario("spare-promotion", "SIGKILL of a hop that has a warm spare.", outages.promote_spare),
+    Scenario("sleep-wake", "A hop sleeps, is replaced, and wakes.", outages.sleep_and_wake),
+    Scenario("client-sleep", "The client sleeps in mid-reply.", outages.client_sleeps),
+    Scenario("client-crash-resume", "A chat is killed in mid-reply and resumed.", outages.client_crashes),
+    Scenario("rejoin", "A peer is killed and restarted five times.", outages.rejoin),
+    Scenario("bootstrap-down", "The bootstrap is gone for two minutes.", outages.bootstrap_down),
+    Scenario("all-sleep", "All peers sleep for 90 s.", outages.all_sleep),
+)
+
+
+def choose(names: tuple[str, ...]) -> list[Scenario]:
+    """The scenarios of these names, or all. Raises `UsageError`."""
+    by_name = {scenario.name: scenario for scenario in SCENARIOS}
+    for name in names:
+        if name not in by_name:
+            raise UsageError(f"There is no scenario {name!r}", "Run swarm chaos --list.")
+    return [by_name[name] for name in names or by_name]
