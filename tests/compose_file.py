@@ -41,6 +41,6 @@ def read_compose() -> Compose:
 
 def joined_commands(compose: Compose) -> list[str]:
     """The commands that the prepared configuration tells where to join."""
-    loop = re.search(r"for command in ([a-z ]+);", compose.prepare_script)
+    loop = re.search(r"for command in ([a-z -]+);", compose.prepare_script)
     assert loop is not None
     return loop[1].split()

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm.cli.chats import LAST, Chats
 from swarm.cli.client_options import ClientFlags, SamplingFlags, client_options, sampling_options
 from swarm.cli.lines import LineReader
 from swarm.cli.output import note
 from swarm.cli.runtime import interruptible, run_command
 from swarm.config import state_dir
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, UsageError
 
 if TYPE_CHECKING:
-    from swarm.client.chat import Conversation
     from swarm.client.client import Client
     from swarm.client.generation import Generation
     from swarm.client.reply import Reply
+    from swarm.client.transcript import Transcript
+    from swarm.model.chat_template import Message
 
 HELP = """\
 /help          this
@@ -36,22 +38,33 @@ HELP = """\
 @sampling_options
 @click.option("--system", metavar="TEXT", help="A system prompt in front.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest reply. [default: what the context holds]")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value=LAST,
+    metavar="[ID]",
+    help="Go on with an earlier chat, in mid-reply if it broke off there. Without ID the last one.",
+)
+@click.option("--no-transcript", is_flag=True, help="Keep nothing of this chat on disk.")
 def command(
     model: str,
     client: ClientFlags,
     sampling: SamplingFlags,
     system: str | None,
     max_tokens: int | None,
+    resume: str | None,
+    no_transcript: bool,
 ) -> None:
     """Talk with MODEL (a cached name or a directory).
 
     Lines that begin with / are commands; /help lists them. Ctrl-C stops a reply, at the prompt it
-    ends the chat.
+    ends the chat. Chats are kept, token by token, in a directory of yours that only you can read.
     """
 
     async def talk() -> None:
         async with await client.open(model) as swarm:
-            await _Chat(swarm, sampling, max_tokens, system).run()
+            chat = _Chat(swarm, sampling, max_tokens, system, None if no_transcript else Chats(state_dir() / "chats"))
+            await chat.run(resume)
 
     run_command(talk())
 
@@ -60,46 +73,118 @@ class _Chat:
     """One run of the command: reads lines until the end of input."""
 
     def __init__(
-        self, client: "Client", sampling: SamplingFlags, max_tokens: int | None, system: str | None
+        self,
+        client: "Client",
+        sampling: SamplingFlags,
+        max_tokens: int | None,
+        system: str | None,
+        chats: "Chats | None",
     ) -> None:
         self._client = client
         self._limits = {"sampling": sampling.over(client.model.sampling), "max_tokens": max_tokens}
         self._system = system
-        self._conversation = self._begin()
+        self._chats = chats
+        self._conversation = client.conversation()
+        self._transcript: Transcript | None = None
         self._last: Reply | None = None
         self._lines = LineReader(state_dir() / "chat_history")
 
-    async def run(self) -> None:
+    async def run(self, resume: str | None) -> None:
         """Answer lines until /quit or the end of input."""
-        if sys.stdin.isatty():
-            note(f"Chatting with {self._client.model.name}. /help lists commands, Ctrl-D ends.")
         try:
-            while (line := await self._lines.read("> ")) is not None:
-                text = line.strip()
-                if text in ("/quit", "/exit"):
-                    break
-                if text.startswith("/"):
-                    await self._obey(text)
-                elif text:
-                    await self._say(text)
+            if resume is None:
+                self._begin()
+            else:
+                await self._resume(resume)
+            await self._answer_lines()
         finally:
             await self._conversation.close()
+            self._end_transcript()
+
+    async def _answer_lines(self) -> None:
+        if sys.stdin.isatty():
+            note(f"Chatting with {self._client.model.name}. /help lists commands, Ctrl-D ends.")
+        while (line := await self._lines.read("> ")) is not None:
+            text = line.strip()
+            if text in ("/quit", "/exit"):
+                break
+            if text.startswith("/"):
+                await self._obey(text)
+            elif text:
+                await self._say(text)
+
+    def _begin(self) -> None:
+        """A new conversation, with its own transcript."""
+        messages: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
+        self._conversation = self._client.conversation(messages)
+        if self._chats is not None:
+            model = self._client.model
+            self._transcript = self._chats.new(model.name, model.manifest, messages)
+
+    async def _resume(self, chat_id: str) -> None:
+        from swarm.client.transcript import read_transcript
+
+        if self._chats is None:
+            raise UsageError("--resume needs the transcript", "Leave --no-transcript out.")
+        path = self._chats.find(chat_id, self._client.model.name)
+        state = read_transcript(path)
+        self._conversation = await self._client.resume(state)
+        self._transcript = self._chats.reopen(path)
+        for message in state.messages:
+            click.echo(f"{'> ' if message['role'] == 'user' else ''}{message['content']}")
+        if state.unfinished is not None:
+            click.echo(f"> {state.unfinished.text}")
+            click.echo(self._client.model.tokenizer.decode(state.unfinished.output_ids), nl=False)
+            await self._stream(self._conversation.go_on(state.unfinished))
 
     async def _say(self, text: str) -> None:
+        await self._stream(self._conversation.say(text, **self._limits))
+
+    async def _stream(self, generation: "Generation") -> None:
+        """Show a reply as it comes; every token is on disk before it is shown."""
+        self._write_turn(generation)
         try:
-            generation = self._conversation.say(text, **self._limits)
-            stopped = await interruptible(_print_pieces(generation))
+            stopped = await interruptible(self._show(generation))
         except SwarmError as error:
             click.echo()
             note(f"swarm: {error}")
             return
         click.echo()
+        self._write_end(complete=not stopped)
         if stopped:
             await generation.aclose()
             note("Stopped.")
-            return
-        self._last = generation.reply
-        self._conversation.accept(text, self._last)
+        else:
+            self._last = generation.reply
+
+    async def _show(self, generation: "Generation") -> None:
+        from swarm.client.transcript import Token
+
+        async for piece in generation:
+            if self._transcript is not None:
+                self._transcript.place(self._conversation.context.session.export())
+                self._transcript.write(Token(piece.token_id, piece.text))
+            click.echo(piece.text, nl=False)
+
+    def _write_turn(self, generation: "Generation") -> None:
+        from swarm.client.transcript import Turn
+
+        unfinished = self._conversation.state().unfinished
+        if self._transcript is not None and unfinished is not None and not unfinished.output_ids:
+            self._transcript.write(Turn(unfinished))
+
+    def _write_end(self, *, complete: bool) -> None:
+        from swarm.client.transcript import End
+
+        if self._transcript is not None:
+            self._transcript.write(End(complete))
+
+    def _end_transcript(self) -> None:
+        if self._transcript is not None:
+            self._transcript.close()
+            if sys.stdin.isatty() and self._conversation.messages:
+                model, chat_id = self._client.model.name, self._transcript.path.stem
+                note(f"Go on later with: swarm chat {model} --resume {chat_id} --join ADDRESS")
 
     async def _obey(self, line: str) -> None:
         name, _, argument = line.partition(" ")
@@ -111,19 +196,14 @@ class _Chat:
             self._tell_stats()
         elif name in ("/reset", "/system"):
             await self._conversation.close()
-            self._system = argument.strip() or self._system if name == "/system" else self._system
-            self._conversation = self._begin()
+            self._end_transcript()
+            self._system = argument.strip() or None if name == "/system" else self._system
+            self._begin()
             note("A new conversation.")
         elif name == "/save":
             self._save(argument.strip())
         else:
             note(f"There is no command {name}. /help lists them.")
-
-    def _begin(self) -> "Conversation":
-        conversation = self._client.conversation()
-        if self._system:
-            conversation.messages.append({"role": "system", "content": self._system})
-        return conversation
 
     def _tell_route(self) -> None:
         for hop in self._last.hops if self._last else ():
@@ -154,8 +234,3 @@ class _Chat:
             note(f"Could not write {name}: {error.strerror}.")
         else:
             note(f"Saved to {name}.")
-
-
-async def _print_pieces(generation: "Generation") -> None:
-    async for piece in generation:
-        click.echo(piece.text, nl=False)

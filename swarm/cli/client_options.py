@@ -12,12 +12,14 @@ from swarm.errors import SwarmError
 
 if TYPE_CHECKING:
     from swarm.client.client import Client
+    from swarm.client.recovery import Exactness
+    from swarm.client.spares import Policy
     from swarm.model.sampling import Sampling
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")
-_CLIENT = ("join", "patience", "lease", "dtype", "recovery", "threads")
+_CLIENT = ("join", "patience", "lease", "dtype", "recovery", "spares", "local_fallback", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,9 @@ class ClientFlags:
     patience: float
     lease: float
     dtype: str | None
-    recovery: str
+    recovery: "Exactness"
+    spares: "Policy"
+    local_fallback: bool
     threads: int
 
     async def open(self, model: str) -> "Client":
@@ -47,8 +51,11 @@ class ClientFlags:
             patience_s=self.patience,
             lease_s=self.lease,
             dtype=self.dtype,
-            recovery="exact" if self.recovery == "exact" else "fast",
+            recovery=self.recovery,
+            spares=self.spares,
+            local_fallback=self.local_fallback,
             on_wait=_Waiting(),
+            on_local=lambda text: note(f"{text}."),
         )
         return await Client.open_all(models, join=self.join, options=options)
 
@@ -78,6 +85,13 @@ def client_options(function: Command) -> Command:
             default="fast",
             help="Rebuild a lost peer's state in large chunks, or step by step as it was.",
         ),
+        click.option(
+            "--spares",
+            type=click.Choice(["off", "auto", "always"]),
+            default="auto",
+            help="Let other peers follow the conversation, ready to take over; auto where it is worth it.",
+        ),
+        click.option("--local-fallback", is_flag=True, help="Run blocks that nobody hosts on this machine."),
         click.option("--threads", type=click.IntRange(1, 1024), default=1, help="Threads for the model's ends."),
     )
     return _gather(function, "client", _CLIENT, ClientFlags, options)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swarm.config import identity_file
+from swarm.errors import UsageError
 
 if TYPE_CHECKING:
     from swarm.network.libp2p import Libp2pConfig
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_FIELDS = ("join", "listen", "announce", "identity_path")
+_FIELDS = ("join", "listen", "announce", "relay", "identity_path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class NetworkOptions:
     join: tuple[str, ...]
     listen: tuple[str, ...]
     announce: tuple[str, ...]
+    relay: bool
     identity_path: Path | None
 
     @contextmanager
@@ -35,11 +37,16 @@ class NetworkOptions:
         from swarm.network.libp2p import Libp2pConfig
         from swarm.security.claim import claim_identity
 
+        if self.relay and not self.join:
+            raise UsageError("--relay needs a node to relay", "Name one with --join.")
         with claim_identity(self.identity_path, identity_file(self.role)) as claim:
             config = Libp2pConfig(
                 join=self.join,
-                listen=self.listen,
+                listen=() if self.relay else self.listen,
                 announce=self.announce,
+                use_relay=self.relay,
+                # a bootstrap node stands where everybody reaches it, so it may relay at once
+                reachability="public" if self.role == "bootstrap" else None,
                 peer_list=claim.path.with_suffix(".peers.json"),
             )
             yield claim.identity, config
@@ -50,7 +57,7 @@ def network_options(role: str) -> Callable[[Command], Command]:
 
     def decorate(function: Command) -> Command:
         def wrapped(**arguments: Any) -> Any:
-            options = NetworkOptions(role, **{field: arguments.pop(field) for field in _FIELDS})
+            options = NetworkOptions(role, **{field: arguments.pop(field, False) for field in _FIELDS})
             return function(network=options, **arguments)
 
         wrapped.__doc__ = function.__doc__
@@ -73,6 +80,7 @@ def _options(role: str) -> tuple[Callable[[Any], Any], ...]:
             help="Where to listen; port 0 is any.",
         ),
         click.option("--announce", multiple=True, metavar="HOST:PORT", help="Where others reach it, if elsewhere."),
+        *(() if role == "bootstrap" else (_relay_option(),)),
         click.option(
             "--identity",
             "identity_path",
@@ -80,3 +88,8 @@ def _options(role: str) -> tuple[Callable[[Any], Any], ...]:
             help=f"The key that names it. [default: that of swarm {role}, one for each that runs]",
         ),
     )
+
+
+def _relay_option() -> Callable[[Any], Any]:
+    text = "Be reached through the nodes of --join, from behind a router that lets nobody in."
+    return click.option("--relay", is_flag=True, help=text)

@@ -23,6 +23,7 @@ from swarm.client.chat import Conversation, ConversationState
 from swarm.client.context import Context, GuardPolicy
 from swarm.client.generation import Generation, Request, Voice
 from swarm.client.hop import HopSettings
+from swarm.client.local import LocalBlocks
 from swarm.client.model import ClientModel, load_client_model
 from swarm.client.recovery import Exactness, Recovery, new_session_id
 from swarm.client.router import Numerics
@@ -51,7 +52,9 @@ class ClientOptions:
     dtype: str | None = None  # only peers that compute in it; None: whatever the swarm has
     recovery: Exactness = "fast"
     spares: Policy = "auto"
+    local_fallback: bool = False  # run blocks that nobody hosts in this process, if they fit
     on_wait: Callable[[SwarmError], None] = field(default=lambda error: None)
+    on_local: Callable[[str], None] = field(default=lambda text: None)  # told when blocks are run here
 
 
 class Client:
@@ -74,6 +77,7 @@ class Client:
         self._compute = compute or ComputeThread()
         self._head = BatchedHead(model.head, self._compute)
         self._routes = Routes(self._fetch_snapshot)
+        self._local = self._local_blocks() if self.options.local_fallback else None
 
     @classmethod
     async def open(
@@ -114,6 +118,8 @@ class Client:
     async def close(self) -> None:
         """Leave the swarm. Replies in the making end with an error."""
         self._compute.close()
+        if self._local is not None:
+            self._local.compute.close()
         await self._network.close()
 
     @property
@@ -211,11 +217,18 @@ class Client:
             settings=settings,
             patience_s=options.patience_s,
             exactness=options.recovery,
+            local=self._local,
             numerics=Numerics(options.dtype, "none") if options.dtype else None,
             on_wait=options.on_wait,
         )
         guard = GuardPolicy(options.spares, self._now)
         return Context(recovery, Span(0, config.num_blocks), self._head, guard)
+
+    def _local_blocks(self) -> LocalBlocks:
+        model = self.model
+        return LocalBlocks(
+            model.directory, model.config, model.whole_manifest, ComputeThread(), self.options.on_local
+        )
 
     async def _fetch_snapshot(self) -> Snapshot:
         model = self.model

@@ -54,12 +54,18 @@ class Guardian:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self._compare()
+            await self._keep_alive()
             for link in self.session.links:
                 try:
                     await self._look(link)
                 except SwarmError as error:  # a spare is a help, never a reason to fail
                     _logger.info("No spare for blocks %s: %s", link.hop.planned.span, error)
                     self._not_before[link] = _now() + RETRY_AFTER_S
+
+    async def _keep_alive(self) -> None:
+        followed = [link for spare in self.session.spares.values() for link in spare.links]
+        for link in (*self.session.links, *followed):
+            await link.hop.keep_alive()
 
     async def _look(self, link: Link) -> None:
         spares, spare = self.session.spares, self.session.spares.get(link)

@@ -8,6 +8,7 @@ about what happens then; that is `client/recovery`.
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -26,6 +27,7 @@ from swarm.wire.messages import (
     Open,
     Opened,
     Output,
+    Ping,
     Pong,
     Promote,
     Rewind,
@@ -37,6 +39,7 @@ from swarm.wire.tensors import decode_tensor, encode_tensor
 SLOWEST_LINK_BYTES_PER_S = 50_000.0  # below this a link counts as stalled
 DEADLINE_FACTOR = 20.0  # over the expected time of a step, beats or no beats
 DEADLINE_FLOOR_S = 20.0
+KEEP_ALIVE_S = 15.0  # several times within what a peer tolerates
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,51 @@ class _Waiting:
     answer: asyncio.Future[tuple[Output, bytes]]
 
 
-class Hop:
-    """An open session on one peer. One step at a time; `close` frees the peer's memory."""
+class Hop(Protocol):
+    """A session on some blocks, wherever they are. One step at a time."""
+
+    planned: PlannedHop
+    position: int  # how many tokens it holds for certain
+    leaving_in_s: float | None  # it has announced its leave
+    stats: HopStats
+    rtt_s: float
+    decode_s: float  # of late, for one token there and back
+
+    @property
+    def lost(self) -> HopLost | None:
+        """Why the hop is gone, if it is known to be."""
+        ...
+
+    async def step(self, hidden: torch.Tensor, reply_tokens: int) -> torch.Tensor:
+        """Push rows [tokens, hidden] at the hop's position; gives the last `reply_tokens` of the result.
+
+        Raises `HopLost`. A cancelled step leaves the hop usable: its rows are taken back first.
+        """
+        ...
+
+    async def rewind(self, position: int) -> None:
+        """Forget everything from `position` on. A loss shows at the next step."""
+        ...
+
+    async def keep_alive(self) -> None:
+        """Say something, if nothing was said for a while, so that the peer does not take us for gone."""
+        ...
+
+    async def promote(self) -> None:
+        """Make a spare the active hop. A loss shows at the next step."""
+        ...
+
+    async def close(self) -> None:
+        """End the session and free its memory, as far as the peer can still be told."""
+        ...
+
+    async def drop(self) -> None:
+        """End the stream only; the peer keeps the session for a while."""
+        ...
+
+
+class RemoteHop:
+    """An open session on one peer; see `Hop` for what each part means."""
 
     def __init__(self, planned: PlannedHop, channel: Channel, settings: HopSettings, opened: Opened) -> None:
         self.planned = planned
@@ -90,7 +136,7 @@ class Hop:
         self._settings = settings
         self._waiting: _Waiting | None = None
         self._lost: HopLost | None = None
-        self._heard_at = _now()
+        self._heard_at = self._sent_at = _now()
         self._step_id = settings.epoch << 32  # a later take never repeats an id of an earlier one
         self._stale_position = False
         self._s_per_token = planned.expected_ms / 1e3
@@ -133,6 +179,12 @@ class Hop:
             self.position = position
             self._stale_position = True
 
+    async def keep_alive(self) -> None:
+        """Say something, if nothing was said for a while, so that the peer does not take us for gone."""
+        if _now() - self._sent_at > KEEP_ALIVE_S:
+            with contextlib.suppress(HopLost):
+                await self._send(Ping(id=0))
+
     async def promote(self) -> None:
         """Make a spare the active hop. A loss shows at the next step."""
         with contextlib.suppress(HopLost):
@@ -171,6 +223,7 @@ class Hop:
     async def _send(self, message: Message, body: bytes = b"") -> None:
         if self._lost is not None:
             raise self._lost
+        self._sent_at = _now()
         try:
             async with asyncio.timeout(self.lease_s + len(body) / SLOWEST_LINK_BYTES_PER_S):
                 await self._channel.send(message, body)
@@ -241,7 +294,7 @@ class Hop:
         return self._lost
 
 
-async def open_hop(network: Network, planned: PlannedHop, settings: HopSettings, role: Role = "active") -> Hop:
+async def open_hop(network: Network, planned: PlannedHop, settings: HopSettings, role: Role = "active") -> RemoteHop:
     """Open a session on a peer. Raises `NetworkError`, `ProtocolError` or `SessionRefused`."""
     channel = await network.open_channel(planned.peer, SESSION_PROTOCOL, settings.open_timeout_s)
     request = Open(
@@ -276,7 +329,7 @@ async def open_hop(network: Network, planned: PlannedHop, settings: HopSettings,
     if not isinstance(answer, Opened):
         channel.close()
         raise ProtocolError(f"Peer {planned.peer} answered Open with {type(answer).__name__}")
-    hop = Hop(planned, channel, settings, answer)
+    hop = RemoteHop(planned, channel, settings, answer)
     hop.rtt_s = _now() - started_at
     return hop
 

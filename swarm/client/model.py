@@ -10,6 +10,7 @@ from swarm.model.sampling import Sampling
 from swarm.model.store import ensure_manifest, resolve
 from swarm.model.tokenizer import Tokenizer, load_tokenizer
 from swarm.model.weights import load_head
+from swarm.security.manifest import Manifest
 from swarm.values import ModelDigest
 
 
@@ -18,7 +19,9 @@ class ClientModel:
     """The ends of a model: everything but its blocks."""
 
     name: str
+    directory: Path
     manifest: ModelDigest
+    whole_manifest: Manifest
     config: ModelConfig
     tokenizer: Tokenizer
     head: Head
@@ -32,7 +35,9 @@ def load_client_model(name: str, root: Path, dtype: str | None = None) -> Client
     manifest = ensure_manifest(directory, root)
     return ClientModel(
         name=Path(name).name,
+        directory=directory,
         manifest=manifest.digest,
+        whole_manifest=manifest,
         config=config,
         tokenizer=load_tokenizer(directory),
         head=load_head(directory, config, dtype=parse_dtype(dtype or "fp32"), manifest=manifest),

@@ -16,12 +16,14 @@ import msgspec
 
 from swarm.client.hop import Hop, HopSettings, open_hop
 from swarm.client.ledger import Ledger
+from swarm.client.local import LOCAL, LocalBlocks
 from swarm.client.router import Numerics, PlannedHop
 from swarm.client.routes import Routes
 from swarm.errors import NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError
 from swarm.network.transport import Network
 from swarm.values import PeerId, Span
 from swarm.wire.messages import Role
+from swarm.wire.tensors import CODECS
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
 EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
@@ -65,6 +67,7 @@ class Recovery:
     settings: HopSettings
     patience_s: float
     exactness: Exactness = "fast"
+    local: LocalBlocks | None = None
     numerics: Numerics | None = None
     settled: bool = False  # the first chain stands; numerics and codec are fixed
     on_wait: Callable[[SwarmError], None] = lambda error: None
@@ -112,7 +115,7 @@ class Recovery:
         ends_at = _now() + self.patience_s
         for delay_s in _backoff(self.jitter):
             try:
-                planned = await self.routes.plan(span, self.numerics)
+                planned = await self._plan(span)
                 self._settle(planned)
                 return await self._open_all(planned, held)
             except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
@@ -121,6 +124,19 @@ class Recovery:
                 self.on_wait(error)
             await asyncio.sleep(delay_s)
         raise AssertionError("the backoff never ends")
+
+    async def _plan(self, span: Span) -> tuple[PlannedHop, ...]:
+        """A chain of peers, with blocks that nobody hosts run here if that is wanted and possible."""
+        try:
+            return await self.routes.plan(span, self.numerics)
+        except NoRoute:
+            if self.local is None:
+                raise
+            route = self.routes.plan_around(span, self.numerics, LOCAL)
+            mine = [hop for hop in route if hop.peer == LOCAL]
+            if not all(self.local.fits(hop.span, hop.numerics) for hop in mine):
+                raise
+            return route
 
     def _settle(self, planned: Sequence[PlannedHop]) -> None:
         """Fix the numerics of this conversation with its first chain; they never change after."""
@@ -149,6 +165,8 @@ class Recovery:
         raise errors[0]
 
     async def _open_one(self, planned: PlannedHop, held: int, role: Role) -> Hop:
+        if self.local is not None and planned.peer == LOCAL:
+            return await self.local.open(planned, CODECS[self.settings.codec])
         try:
             hop = await open_hop(self.network, planned, self.settings, role)
         except (NetworkError, ProtocolError, SessionRefused) as error:
@@ -173,7 +191,7 @@ async def _abandon(tasks: Sequence[asyncio.Task[Hop]]) -> None:
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(result.close() for result in results if isinstance(result, Hop)))
+    await asyncio.gather(*(result.close() for result in results if not isinstance(result, BaseException)))
 
 
 def _backoff(jitter: random.Random) -> Iterator[float]:

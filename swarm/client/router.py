@@ -73,6 +73,13 @@ def missing_blocks(records: Iterable[PeerRecord], span: Span) -> list[Span]:
     return spans_of(block for block in span if block not in hosted)
 
 
+def partition(span: Span, records: Iterable[PeerRecord]) -> list[tuple[Span, bool]]:
+    """`span` in order, cut into what the records host (True) and what they do not (False)."""
+    missing = missing_blocks(records, span)
+    hosted = spans_of(block for block in span if not any(block in hole for hole in missing))
+    return sorted([(part, True) for part in hosted] + [(hole, False) for hole in missing])
+
+
 def no_route(usable: Iterable[PeerRecord], span: Span, besides: str = "") -> NoRoute:
     """The error that says which blocks are missing and what would help."""
     missing = ", ".join(map(str, missing_blocks(usable, span))) or str(span)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swarm.client.router import Numerics, PlannedHop, RouteHints, no_route, plan
+from swarm.client.router import Numerics, PlannedHop, RouteHints, no_route, partition, plan
 from swarm.errors import NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
@@ -17,6 +17,8 @@ from swarm.wire.records import PeerRecord, Snapshot
 SNAPSHOT_LIFE_S = 10.0  # older than this it is fetched anew
 FETCH_TIMEOUT_S = 5.0
 OBSERVATION_LIFE_S = 60.0
+STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
+DEFAULT_NUMERICS = Numerics("fp32", "none")
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
 
 
@@ -78,6 +80,21 @@ class Routes:
     def plan_at_hand(self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]) -> tuple[PlannedHop, ...]:
         """The best chain over `span` by what is known already. Raises `NoRoute`."""
         return self._plan(span, numerics, excluded | self._banned())
+
+    def plan_around(self, span: Span, numerics: Numerics | None, stopgap: PeerId) -> tuple[PlannedHop, ...]:
+        """The best chain over `span` by what is known, with `stopgap` for the blocks nobody hosts.
+        """
+        known = self._snapshot.online() if self._snapshot else ()
+        answering = [record for record in known if record.peer_id not in self._banned()]
+        kind = numerics or next((Numerics(record.dtype, record.quantization) for record in answering), DEFAULT_NUMERICS)
+        alike = [record for record in answering if (record.dtype, record.quantization) == kind]
+        route: list[PlannedHop] = []
+        for part, hosted in partition(span, alike):
+            if hosted:
+                route.extend(self._plan(part, kind, self._banned()))
+            else:
+                route.append(PlannedHop(stopgap, part, kind, expected_ms=STOPGAP_MS * len(part)))
+        return tuple(route)
 
     async def refresh(self) -> Snapshot:
         """Fetch a snapshot; an old one serves on when the directory does not answer."""

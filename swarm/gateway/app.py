@@ -90,17 +90,17 @@ class Gateway:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self.gate.running:
-                    await asyncio.gather(*(reply.ended() for reply in self.replies.running()))
+                    await asyncio.gather(*(reply.ended() for reply in self.replies.busy()))
                     await asyncio.sleep(0)
 
     async def close(self) -> None:
         """End what runs and stop listening."""
-        running = self.replies.running()
-        for reply in running:
+        busy = self.replies.busy()
+        for reply in busy:
             reply.cancel()
         for task in self._watching:
             task.cancel()
-        await asyncio.gather(*self._watching, *(reply.ended() for reply in running), return_exceptions=True)
+        await asyncio.gather(*self._watching, *(reply.ended() for reply in busy), return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
 

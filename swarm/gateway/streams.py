@@ -64,7 +64,7 @@ class LiveReply:
     _readers: int = 0
     _driver: asyncio.Task[None] | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _cancelled: bool = False
+    _stopping: bool = False
     _resumes_told: int = 0
 
     @property
@@ -73,7 +73,12 @@ class LiveReply:
 
     @property
     def running(self) -> bool:
-        """Whether tokens are being made."""
+        """Whether tokens are being made, and will be."""
+        return self.busy and not self._stopping
+
+    @property
+    def busy(self) -> bool:
+        """Whether its peers are still held; for a moment, this is so after it was stopped."""
         return self._driver is not None and not self._driver.done()
 
     def start(self, slot: Slot) -> None:
@@ -84,11 +89,11 @@ class LiveReply:
         if self.finished or self.running:
             slot.release()
             return
+        self._stopping = False
         self._driver = asyncio.create_task(self._drive(slot, self._driver), name=f"reply {self.id}")
 
     def cancel(self) -> None:
         """Stop for good."""
-        self._cancelled = True
         self._stop()
         self._end(Refusal(409, "The reply was cancelled", reason="cancelled"))
 
@@ -142,7 +147,8 @@ class LiveReply:
         return self.plan.dialect.whole(self.choices, self._provenance() if self.plan.include_swarm else UNSET)
 
     def _stop(self) -> None:
-        if self._driver is not None and not self._driver.done():
+        if self._driver is not None and self.running:
+            self._stopping = True
             self._driver.cancel()
 
     async def _wait(self, timeout_s: float) -> bool:
@@ -280,13 +286,13 @@ class ReplyStore:
         """Forget a reply."""
         self._replies.pop(reply.id, None)
 
-    def running(self) -> list[LiveReply]:
-        """Those in the making."""
-        return [reply for reply in self._replies.values() if reply.running]
+    def busy(self) -> list[LiveReply]:
+        """Those that hold peers."""
+        return [reply for reply in self._replies.values() if reply.busy]
 
     def _sweep(self) -> None:
         idle = [
-            reply for reply in self._replies.values() if reply.idle_since is not None and not reply.running
+            reply for reply in self._replies.values() if reply.idle_since is not None and not reply.busy
         ]
         idle.sort(key=lambda reply: reply.idle_since or 0.0)
         held = sum(reply.size_bytes for reply in self._replies.values())

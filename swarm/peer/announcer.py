@@ -34,6 +34,7 @@ class Profile:
     span: Span
     dtype: str
     quantization: str = "none"
+    relayed: bool = False
     public_name: str = ""
     started_at: float = 0.0
 
@@ -46,6 +47,7 @@ class Load:
     prefill_tokens_per_s: float = 0.0
     free_tokens: int = 0
     queue_depth: int = 0
+    on_battery: bool = False
 
 
 class Announcer:
@@ -113,6 +115,8 @@ class Announcer:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             free_tokens=load.free_tokens,
             queue_depth=load.queue_depth,
+            relayed=profile.relayed,
+            on_battery=load.on_battery,
             started_at=profile.started_at,
             wire_version=WIRE_VERSION,
             software=software_version(),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from swarm.errors import ChannelClosed, ProtocolError, SessionRefused
-from swarm.network.channel import Channel
+from swarm.network.channel import Channel, Envelope
 from swarm.peer.executor import Executor
 from swarm.peer.sessions import PeerSession, SessionTable
 from swarm.values import ModelDigest, Span
@@ -36,6 +36,7 @@ from swarm.wire.messages import (
 from swarm.wire.tensors import CODECS, decode_tensor, encode_tensor
 
 OPEN_TIMEOUT_S = 10.0
+SILENCE_S = 60.0  # a client says something at least every 15 s, or its link is dead
 MIN_LEASE_S, MAX_LEASE_S = 0.2, 30.0
 BEATS_PER_LEASE = 4
 MAX_QUEUED_MESSAGES = 4  # of one session; a client that sends more without reading is cut off
@@ -106,6 +107,8 @@ class SessionHandler:
     async def expire(self) -> None:
         """Close the sessions that nobody uses any more."""
         for session in self._sessions.expired(_now()):
+            for stream in [each for each in self._streams if each.session is session]:
+                stream.channel.close()  # its client went without a sound
             await self._close(session)
 
     async def _serve(self, channel: Channel) -> None:
@@ -120,11 +123,7 @@ class SessionHandler:
                 self._sessions.detach(stream.session, stream.epoch, _now())
 
     async def _open(self, channel: Channel) -> _Stream:
-        try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
-                request, _ = await channel.receive()
-        except TimeoutError:
-            raise ChannelClosed(f"Peer {channel.peer} opened a stream and said nothing") from None
+        request, _ = await _receive_within(channel, OPEN_TIMEOUT_S)
         if not isinstance(request, Open):
             raise SessionRefused("protocol", "A stream begins with Open.", "type")
         self._check(request)
@@ -169,7 +168,7 @@ class SessionHandler:
 
     async def _read(self, stream: _Stream, queue: asyncio.Queue[tuple[AnyMessage, bytes]]) -> None:
         while True:
-            message, body = await stream.channel.receive()
+            message, body = await _receive_within(stream.channel, SILENCE_S)
             if stream.session.epoch != stream.epoch:
                 raise SessionRefused("fenced", "A later take on this session exists.", "epoch")
             if isinstance(message, Ping):
@@ -251,6 +250,14 @@ class SessionHandler:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _receive_within(channel: Channel, seconds: float) -> Envelope:
+    try:
+        async with asyncio.timeout(seconds):
+            return await channel.receive()
+    except TimeoutError:
+        raise ChannelClosed(f"{channel.peer} said nothing for {seconds:.0f} s") from None
 
 
 def _refuse(field: str, asked: object, hosted: object) -> None:

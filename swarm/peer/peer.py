@@ -5,6 +5,10 @@ directory (announcer). Works on any `Network`; the program around it is `peer/pr
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
+
+import psutil
 
 from swarm.model.compute import Compute
 from swarm.model.dtypes import dtype_name
@@ -16,10 +20,13 @@ from swarm.peer.handler import Hosting, SessionHandler
 from swarm.peer.instruments import Instruments
 from swarm.peer.sessions import SessionLimits, SessionTable
 from swarm.peer.throughput import Throughput
+from swarm.peer.wake import watch_for_sleep
 from swarm.wire.messages import SESSION_PROTOCOL
 
 EXPIRE_EVERY_S = 5.0
 LEAVE_CHECK_S = 0.02
+
+_logger = logging.getLogger(__name__)
 
 
 class Peer:
@@ -33,7 +40,9 @@ class Peer:
         throughput: Throughput,
         compute: Compute,
         instruments: Instruments,
+        now: Callable[[], float],
     ) -> None:
+        self._now = now
         self.announcer = announcer
         self.throughput = throughput
         self.executor = Executor(model, compute, instruments.note_step)
@@ -60,7 +69,8 @@ class Peer:
 
     async def serve(self, network: Network) -> None:
         """Take sessions from now on, and say so in the directory."""
-        self._tasks = [asyncio.create_task(self.executor.run()), asyncio.create_task(self._expire())]
+        work = (self.executor.run(), self._expire(), watch_for_sleep(self._now, self._wake))
+        self._tasks = [asyncio.create_task(each) for each in work]
         await network.serve(SESSION_PROTOCOL, self.handler)
         self.announcer.load = self._load
         await self.announcer.move_to("online")
@@ -88,9 +98,21 @@ class Peer:
             prefill_tokens_per_s=self.throughput.prefill_tokens_per_s,
             free_tokens=self.sessions.free_tokens,
             queue_depth=self.executor.queue_depth,
+            on_battery=_is_on_battery(),
         )
+
+    async def _wake(self, slept_s: float) -> None:
+        """Clients have moved on meanwhile: let go of their streams, and say that we are here again."""
+        _logger.warning("This machine slept for %.0f s; sessions are let go, and the peer announces itself again", slept_s)
+        self.handler.drop_streams()
+        await self.announcer.announce()
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             await self.handler.expire()
+
+
+def _is_on_battery() -> bool:
+    battery = psutil.sensors_battery()
+    return battery is not None and not battery.power_plugged

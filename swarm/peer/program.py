@@ -22,6 +22,7 @@ from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.network.transport import Network
 from swarm.peer.announcer import Announcer, Profile
 from swarm.peer.instruments import Instruments
 from swarm.peer.monitor import Monitor
@@ -111,13 +112,25 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         except _Stopped:
             return
         limits = SessionLimits(plan.cache_bytes, plan.config.context_length)
-        peer = Peer(model, announcer, limits, throughput, compute, instruments)
+        peer = Peer(model, announcer, limits, throughput, compute, instruments, time.time)
         await peer.serve(network)
         events.on_online(announcer.profile, throughput)
-        await stop.wait()
+        await _until_stopped(network, stop)
         events.on_leaving(config.drain_s)
         announcing.cancel()
         await peer.leave(config.drain_s)
+
+
+async def _until_stopped(network: Network, stop: asyncio.Event) -> None:
+    """Wait until told to stop. Raises what ended the network for good, if that comes first."""
+    stopped, failed = asyncio.create_task(stop.wait()), asyncio.create_task(network.wait_failed())
+    try:
+        await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise failed.result()
+    finally:
+        stopped.cancel()
+        failed.cancel()
 
 
 def _make_plan(config: PeerConfig) -> _Plan:
@@ -147,6 +160,7 @@ def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
         hidden_size=model.hidden_size,
         span=config.span or Span(0, model.num_blocks),
         dtype=plan.dtype,
+        relayed=not config.network.listen,
         public_name=config.public_name,
         started_at=time.time(),
     )

@@ -39,9 +39,10 @@ def tolerance_of(dtype: str, quantization: str) -> float:
 
 
 def alike(left: Fingerprint, right: Fingerprint, tolerance: float) -> bool:
-    """Whether two states differ by less than the tolerance, relative to the larger. NaN is like nothing."""
+    """Whether two states differ by less than the tolerance, relative to the larger. NaN and infinity are
+    like nothing."""
     distance = math.dist(left, right)
-    return distance <= tolerance * max(math.hypot(*left), math.hypot(*right), 1e-12)
+    return math.isfinite(distance) and distance <= tolerance * max(math.hypot(*left), math.hypot(*right), 1e-12)
 
 
 def opinions(runs: Sequence[Run]) -> dict[str, Opinion]:
@@ -56,10 +57,10 @@ def opinions(runs: Sequence[Run]) -> dict[str, Opinion]:
             elif not same and ours == theirs and len(ours) == 1:
                 inconsistent |= ours
     peers = {trace.peer for run in runs for trace in run}
-    return {
-        peer: "inconsistent" if peer in inconsistent else _opinion(len(allies[peer]), len(opponents[peer]))
-        for peer in peers
-    }
+    told: dict[str, Opinion] = dict.fromkeys(inconsistent, "inconsistent")
+    for peer in peers - inconsistent:
+        told[peer] = _opinion(len(allies[peer] - inconsistent), len(opponents[peer] - inconsistent))
+    return told
 
 
 def _note(sides: dict[str, set[str]], ours: frozenset[str], theirs: frozenset[str]) -> None:
@@ -95,6 +96,7 @@ def _stretches(first: Run, second: Run) -> list[tuple[frozenset[str], frozenset[
 def _opinion(allies: int, opponents: int) -> Opinion:
     if not allies and not opponents:
         return "alone"
-    if allies == opponents:
+    votes = allies + 1  # its own
+    if votes == opponents:
         return "disputed"
-    return "agreed" if allies > opponents else "outvoted"
+    return "agreed" if votes > opponents else "outvoted"

@@ -26,6 +26,7 @@ _VERDICTS: dict[Opinion, tuple[Verdict, str]] = {
     "disputed": ("disputed", "answers unlike another peer, and nobody knows who is right"),
     "inconsistent": ("failed", "answers the same question differently each time"),
 }
+_OPINION_REASONS = frozenset(reason for _, reason in _VERDICTS.values())
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class ProofLedger:
         for result in run.hops:
             if result.steps or result.fault:
                 self._note_hop(result, views, now)
+        self._review(views)
         failed = [hop for hop in run.hops if hop.fault and not hop.busy]
         passed = run.whole and self._is_borne_out(run)
         self._note_chain(run, passed, failed, now)
@@ -95,7 +97,7 @@ class ProofLedger:
             verdict=verdict,
             reason=clean(reason, MAX_REASON),
             at=now,
-            proof="expected" if self.expects else "none" if verdict == "answered" else "agreement",
+            proof="expected" if self.expects else _kind_of(verdict),
             blocks=result.planned.span,
             passed_at=now if passes else before.passed_at if before else None,
             ms_per_token=_smoothed(before.ms_per_token if before else None, result.ms_per_token),
@@ -105,6 +107,18 @@ class ProofLedger:
             tokens=(before.tokens if before else 0) + result.tokens,
             compute_s=(before.compute_s if before else 0.0) + result.compute_ms / 1e3,
         )
+
+    def _review(self, views: dict[str, Opinion]) -> None:
+        """A new run may settle what earlier ones left open about peers that are not in it."""
+        for peer, opinion in views.items():
+            before = self._peers.get(peer)
+            if before is None or before.reason not in _OPINION_REASONS:
+                continue  # gone, or it failed on its own
+            verdict, reason = _VERDICTS[opinion]
+            passed_at = before.at if verdict in ("passed", "answered") else before.passed_at
+            self._peers[peer] = replace(
+                before, verdict=verdict, reason=reason, passed_at=passed_at, proof=_kind_of(verdict)
+            )
 
     def _verdict(self, result: HopResult, views: dict[str, Opinion]) -> tuple[Verdict, str]:
         if result.busy:
@@ -143,6 +157,10 @@ class ProofLedger:
         if self.expects:
             return "expected"
         return "agreement" if any(proof.proof == "agreement" for proof in self._peers.values()) else "none"
+
+
+def _kind_of(verdict: Verdict) -> Proof:
+    return "none" if verdict == "answered" else "agreement"
 
 
 def _trace(run: CanaryRun) -> list[Trace]:

@@ -87,12 +87,9 @@ class Observer:
         return self._publish()
 
     async def prove(self) -> SwarmState:
-        """Run canaries until every peer has had its turn, as far as there are chains."""
+        """Run canaries through every model until each peer has had a turn."""
         for watched in self._watched.values():
-            peers = watched.watch.snapshot.online() if watched.watch.snapshot else ()
-            for _ in peers:
-                if await watched.watch.run_once():
-                    break
+            await watched.watch.run_all()
         return self._publish()
 
     def _take_in(self, records: list[ModelRecord], snapshots: list[Snapshot]) -> None:

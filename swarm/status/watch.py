@@ -53,22 +53,34 @@ class ModelWatch:
         if self.settings.every_s is None:
             return
         while True:
-            exercised = await self.run_once()
-            await asyncio.sleep(self.settings.every_s / (1 if exercised else HURRY))
+            await self.run_once()
+            await asyncio.sleep(self.settings.every_s / (1 if self.exercised_since(0.0) else HURRY))
+
+    async def run_all(self) -> None:
+        """Run canaries until every online peer has had a turn, as far as there are chains for them."""
+        started_at = self.now()
+        for _ in self.snapshot.online() if self.snapshot else ():
+            if self.exercised_since(started_at) or not await self.run_once():
+                return
 
     async def run_once(self) -> bool:
-        """Run one canary if there is a chain for one. Whether every online peer has had its turn."""
-        snapshot = self.snapshot
-        if snapshot is None:
+        """Run one canary; False when there is no chain for one."""
+        if self.snapshot is None:
             return False
-        turn = next_turn(snapshot, self.ledger.exercised_at, self.ledger.failing)
-        if turn is not None:
-            if self._canary is None:
-                self._canary = await self._make_canary()
-            run = await self._canary.run(turn.chain)
-            self.ledger.note_run(run, turn, self.now())
-            self.on_run(run)
-        return all(record.peer in self.ledger.exercised_at for record in snapshot.online())
+        turn = next_turn(self.snapshot, self.ledger.exercised_at, self.ledger.failing)
+        if turn is None:
+            return False
+        if self._canary is None:
+            self._canary = await self._make_canary()
+        run = await self._canary.run(turn.chain)
+        self.ledger.note_run(run, turn, self.now())
+        self.on_run(run)
+        return True
+
+    def exercised_since(self, at: float) -> bool:
+        """Whether every online peer has had a turn after `at`."""
+        online = self.snapshot.online() if self.snapshot else ()
+        return all(self.ledger.exercised_at.get(record.peer, -1.0) >= at for record in online)
 
     async def _make_canary(self) -> Canary:
         seed = secrets.randbits(62)

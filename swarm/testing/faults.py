@@ -4,7 +4,6 @@ A node is the Python process, the guard it starts and the `p2pd` under that (net
 found below the process that was started here; nothing else is ever signalled.
 """
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -18,7 +17,7 @@ from swarm.errors import SwarmError
 _P2PD = "p2pd"
 
 
-class NodeNotFound(SwarmError):
+class NodeNotFound(SwarmError):  # noqa: N818 - named as its kin in swarm/errors
     """The process has no network daemon to disturb."""
 
     code = "node_not_found"
@@ -80,13 +79,6 @@ class NodeProcesses:
         """Which of the three still run."""
         processes = {"python": self.python, "guard": self.guard, _P2PD: self.p2pd}
         return [name for name, process in processes.items() if _runs(process)]
-
-    async def wait_gone(self, timeout_s: float) -> list[str]:
-        """Wait until none runs; gives those that still do."""
-        ends_at = asyncio.get_running_loop().time() + timeout_s
-        while (alive := self.alive()) and asyncio.get_running_loop().time() < ends_at:
-            await asyncio.sleep(0.05)
-        return alive
 
     def _signal(self, number: signal.Signals) -> None:
         for process in (self.python, self.guard, self.p2pd):

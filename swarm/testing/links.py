@@ -28,6 +28,7 @@ class LinkEmulator:
         self._to_peer = _Direction(random.Random(f"{seed} to"))  # noqa: S311 - repeatable on purpose
         self._from_peer = _Direction(random.Random(f"{seed} from"))  # noqa: S311
         self._connections: set[_Connection] = set()
+        self._carrying: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     @classmethod
@@ -70,8 +71,8 @@ class LinkEmulator:
             self._server.close()
         for connection in tuple(self._connections):
             connection.abort()
-        while self._connections:
-            await asyncio.sleep(0.01)
+        if self._carrying:
+            await asyncio.wait(self._carrying)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_cut:
@@ -85,11 +86,15 @@ class LinkEmulator:
         connection = _Connection(
             _Flow(self._to_peer, reader, onward[1]), _Flow(self._from_peer, onward[0], writer)
         )
+        carrying = asyncio.create_task(connection.run())
         self._connections.add(connection)
+        self._carrying.add(carrying)
         try:
-            await connection.run()
+            await asyncio.wait({carrying})
         finally:
+            connection.abort()
             self._connections.discard(connection)
+            self._carrying.discard(carrying)
 
 
 class _Direction:

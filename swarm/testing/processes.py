@@ -24,7 +24,7 @@ STOP_TIMEOUT_S = 15.0
 _KEPT_ERROR_LINES = 20
 
 
-class ProcessFailed(SwarmError):
+class ProcessFailed(SwarmError):  # noqa: N818 - named as its kin in swarm/errors
     """A process of a local swarm did not start, or ended before it should."""
 
     code = "process_failed"

@@ -112,7 +112,7 @@ class InProcessSwarm:
         blocks = load_span(self.directory, config, span, dtype=parse_dtype(self.dtype))
         session_limits = SessionLimits(**{"cache_bytes": CACHE_BYTES, "context_tokens": config.context_length} | limits)  # type: ignore[arg-type]
         throughput = Throughput(threads=1, decode_tokens_per_s=1000.0, prefill_tokens_per_s=10_000.0)
-        peer = Peer(blocks, announcer, session_limits, throughput, self.compute(), Instruments())
+        peer = Peer(blocks, announcer, session_limits, throughput, self.compute(), Instruments(), self.now)
         await peer.serve(network)
         hosted = HostedPeer(peer, self.net, network, identity, asyncio.create_task(announcer.run()))
         self.peers.append(hosted)

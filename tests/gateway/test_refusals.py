@@ -17,7 +17,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
 BROKEN = [
     (b"{", None, "invalid_json"),
     (b"[]", None, "invalid_value"),
-    (b'{"model": "tiny", "messages": "\xff"}', None, "invalid_json"),
+    (b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff"}]}', None, "invalid_json"),
     ({"messages": HELLO}, "model", "missing_field"),
     ({"model": MODEL}, "messages", "missing_field"),
     (chat(messages=[]), "messages", "invalid_value"),

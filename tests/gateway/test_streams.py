@@ -72,9 +72,9 @@ async def test_the_same_request_sent_again_with_the_last_id_goes_on(serve):
 
 
 async def test_a_call_of_a_tool_survives_a_cut_in_its_middle(serve):
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "additionalProperties": False}}}]
     async with serve(cost_s=0.01) as served:
-        body = LONG | {"tools": tools, "tool_choice": "required", "ignore_eos": False}
+        body = LONG | {"tools": tools, "tool_choice": "required", "ignore_eos": False, "max_tokens": 200}
         first = await read_some(served, body, 1)
         reply_id = ids_of(first)[0].split(":")[0]
         await eventually(lambda: served.sessions == 0)

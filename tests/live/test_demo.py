@@ -42,10 +42,10 @@ def test_sigterm_ends_a_demo_that_is_still_starting(mark, tiny, wait_s):
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_a_demo_that_serves_takes_its_processes_with_it(mark, tiny, number, status):
-    with mark.start(*ask(tiny, "--serve", "--peers", "2", "--max-tokens", "3")) as demo:
+    with mark.start(*ask(tiny, "--serve", "--peers", "1", "--max-tokens", "3")) as demo:
         assert json.loads(demo.stdout.readline())["join"].startswith("/ip4/127.0.0.1/")
         assert len(json.loads(demo.stdout.readline())["token_ids"]) <= 3
-        assert len(mark.living()) >= 4  # itself, a bootstrap node and two peers
+        assert len(mark.living()) >= 3  # itself, a bootstrap node and a peer
         demo.send_signal(number)
         _, told = demo.communicate(timeout=30)
     assert demo.returncode == status

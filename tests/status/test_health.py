@@ -1,7 +1,7 @@
 """A model is what canaries have shown it to be, not what its records claim."""
 
 from swarm.status.health import LATELY_S, assess
-from tests.status.conftest import NOW, proof, record, shown, snapshot
+from status_values import NOW, proof, record, shown, snapshot
 
 PAIR = (record("a", 0, 3), record("b", 3, 6), record("c", 0, 3), record("d", 3, 6))
 ALL = {peer: shown() for peer in "abcd"}

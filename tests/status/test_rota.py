@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.status.rota import next_turn
-from tests.status.conftest import record, snapshot
+from status_values import record, snapshot
 
 NONE = frozenset()
 

@@ -1,6 +1,5 @@
 """Single faults, each done to the chain of a reply that is under way."""
 
-import asyncio
 import signal
 from collections.abc import Callable, Sequence
 
@@ -74,12 +73,11 @@ async def leave(scene: Scene, chain: Sequence[StagedPeer]) -> None:
 
 
 async def kill_with_replacement(scene: Scene, chain: Sequence[StagedPeer]) -> None:
-    """A hop dies, and the peer that takes over dies while or soon after it is replayed to."""
-    [victim] = any_one(scene, chain)
+    """The middle hop dies, and the peer that takes over dies while or soon after it is replayed to."""
+    victim = chain[1]
     await kill(lambda *_: [victim])(scene, chain)
-    while not (heir := [peer for peer in scene.stage.replicas(victim) if await _is_in_use(peer)]):
-        await asyncio.sleep(0.005)
-    await kill(lambda *_: heir[:1])(scene, chain)
+    heir = await scene.stage.until_in_use(scene.stage.replicas(victim))
+    await kill(lambda *_: [heir])(scene, chain)
 
 
 async def slow_down(scene: Scene, chain: Sequence[StagedPeer]) -> None:
@@ -96,10 +94,3 @@ def _each(choose: Choose, hurt: Callable[[StagedPeer], None]) -> Act:
             hurt(victim)
 
     return act
-
-
-async def _is_in_use(peer: StagedPeer) -> bool:
-    try:
-        return (await peer.metrics())["swarm_session_streams"] > 0
-    except OSError:  # this one is down
-        return False

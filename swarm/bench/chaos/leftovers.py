@@ -28,11 +28,17 @@ class Baseline:
     listening: int
     files: int
     memory: dict[int, int]  # pid -> resident bytes
+    sessions: dict[StagedPeer, int]  # kept still for clients that peers lost earlier
 
     @classmethod
-    def take(cls, stage: Stage) -> "Baseline":
+    async def take(cls, stage: Stage) -> "Baseline":
         """As things are now."""
-        return cls(_listening(), _files(stage), {pid: _memory(pid) for pid in stage.expected_pids})
+        return cls(
+            listening=_listening(),
+            files=_files(stage),
+            memory={pid: _memory(pid) for pid in stage.expected_pids},
+            sessions={peer: int((await peer.metrics())["swarm_sessions"]) for peer in stage.peers},
+        )
 
 
 async def left_behind(stage: Stage, before: Baseline, disturbed: Iterable[StagedPeer]) -> list[str]:
@@ -40,7 +46,7 @@ async def left_behind(stage: Stage, before: Baseline, disturbed: Iterable[Staged
     spoiled = set(disturbed)
     checks: list[Callable[[], Awaitable[list[str]]]] = [
         lambda: _processes(stage),
-        lambda: _sessions(stage, spoiled),
+        lambda: _sessions(stage, before, spoiled),
         lambda: _own(stage, before),
     ]
     found: list[str] = []
@@ -64,7 +70,7 @@ async def _processes(stage: Stage) -> list[str]:
     return lines + [f"process {child.pid} ({child.name()}) of the client still runs" for child in strangers]
 
 
-async def _sessions(stage: Stage, disturbed: set[StagedPeer]) -> list[str]:
+async def _sessions(stage: Stage, before: Baseline, disturbed: set[StagedPeer]) -> list[str]:
     lines = []
     for peer in stage.everybody:
         try:
@@ -74,8 +80,9 @@ async def _sessions(stage: Stage, disturbed: set[StagedPeer]) -> list[str]:
             continue
         if streams := metrics["swarm_session_streams"]:
             lines.append(f"{peer.name} has {streams:.0f} open streams")
-        if (sessions := metrics["swarm_sessions"]) and peer not in disturbed:
-            lines.append(f"{peer.name} holds {sessions:.0f} sessions")
+        sessions = int(metrics["swarm_sessions"]) - before.sessions.get(peer, 0)
+        if sessions > 0 and peer not in disturbed:
+            lines.append(f"{peer.name} holds {sessions} sessions")
     return lines
 
 

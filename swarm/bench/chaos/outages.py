@@ -184,7 +184,8 @@ async def _generate(scene: Scene, disturb: Callable[[int], Any] | None = None) -
     try:
         async with asyncio.timeout(CLIENT_TIMEOUT_S):
             if disturb is not None:
-                await _until_served(scene)
+                for span in scene.stage.config.spans:
+                    await scene.stage.until_in_use([peer for peer in scene.stage.peers if peer.span == span])
                 await disturb(process.pid)
             output, errors = await process.communicate()
     finally:
@@ -226,11 +227,6 @@ async def _client_process(scene: Scene, command: str, *arguments: str) -> asynci
         env={**os.environ, "SWARM_HOME": str(config.home / "client")},
         start_new_session=True,
     )  # fmt: skip
-
-
-async def _until_served(scene: Scene) -> None:
-    while sum([(await peer.metrics())["swarm_session_streams"] for peer in scene.stage.peers]) < 3:
-        await asyncio.sleep(0.02)
 
 
 async def _nap(pid: int) -> None:

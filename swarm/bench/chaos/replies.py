@@ -21,11 +21,18 @@ OnToken = Callable[[int], None]  # how many tokens are out
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: prompt ids, how to sample, how many tokens. The same question, the same reply."""
+    """What is asked. The same question, the same reply."""
 
     prompt_ids: tuple[int, ...]
-    sampling: Sampling
+    seed: int | None  # of the sampling; None takes the likeliest token
     max_tokens: int
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the tokens are chosen."""
+        if self.seed is None:
+            return Sampling(temperature=0.0)
+        return Sampling(temperature=0.9, top_p=0.95, seed=self.seed)
 
 
 @dataclass(slots=True)
@@ -68,10 +75,9 @@ def make_questions(
 ) -> tuple[Question, Question]:
     """A greedy question and a sampled one, both from the seed."""
     chance = random.Random(f"{seed} {prompt_tokens}")  # noqa: S311 - repeatable on purpose
-    samplings = (Sampling(temperature=0.0), Sampling(temperature=0.9, top_p=0.95, seed=seed))
     greedy, sampled = (
-        Question(tuple(chance.randrange(3, vocab_size) for _ in range(prompt_tokens)), sampling, max_tokens)
-        for sampling in samplings
+        Question(tuple(chance.randrange(3, vocab_size) for _ in range(prompt_tokens)), each, max_tokens)
+        for each in (None, seed)
     )
     return greedy, sampled
 

@@ -1,11 +1,9 @@
 """Runs scenarios one after the other on one stage, and makes the stage whole again in between."""
 
 import asyncio
-import contextlib
 import logging
-import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,32 +42,31 @@ async def open_stage(config: ChaosConfig) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="swarm-chaos-") as folder:
         home = Path(folder)
         model = config.model or _tiny_model(home / "tiny")
-        num_blocks = read_config(resolve(model, store_root())).num_blocks
-        if num_blocks < MIN_BLOCKS:
+        shape = read_config(resolve(model, store_root()))
+        if shape.num_blocks < MIN_BLOCKS:
             raise UsageError(
-                f"{model} has {num_blocks} blocks, the scenarios need {MIN_BLOCKS}",
+                f"{model} has {shape.num_blocks} blocks, the scenarios need {MIN_BLOCKS}",
                 "Name another with --model.",
             )
-        spans = even_spans(num_blocks, SPANS)
-        async with Stage(StageConfig(model, spans, home, seed=config.seed, spares=config.spares)) as stage:
+        spans = even_spans(shape.num_blocks, SPANS)
+        stage_config = StageConfig(
+            model, shape.vocab_size, spans, home, seed=config.seed, spares=config.spares
+        )
+        async with Stage(stage_config) as stage:
             yield stage
 
 
-async def run_scenarios(config: ChaosConfig, scenarios: Sequence[Scenario]) -> AsyncIterator[Result]:
+async def run_scenarios(stage: Stage, scenarios: Sequence[Scenario]) -> AsyncGenerator[Result, None]:
     """Run them; gives each result as it comes."""
-    async with open_stage(config) as stage:
-        references = References(stage)
-        vocab_size = read_config(resolve(stage.config.model, store_root())).vocab_size
-        for scenario in scenarios:
-            chance = random.Random(f"{config.seed} {scenario.name}")  # noqa: S311 - repeatable on purpose
-            scene = Scene(stage, references, chance, vocab_size)
-            yield await run_scenario(scenario, scene)
+    references = References(stage)
+    for scenario in scenarios:
+        yield await run_scenario(scenario, Scene(stage, references))
 
 
 async def run_scenario(scenario: Scenario, scene: Scene) -> Result:
     """Run one, heal the stage, and look for what was left behind."""
     _log.info("Scenario %s begins", scenario.name)
-    before = Baseline.take(scene.stage)
+    before = await Baseline.take(scene.stage)
     try:
         await scene.references.of(scene.questions())
         async with asyncio.timeout(SCENARIO_LIMIT_S):

@@ -52,8 +52,10 @@ async def _loses_hop_in_prompt(scene: Scene) -> None:
 
 
 async def _loses_two(scene: Scene) -> None:
+    await scene.stage.add_peer(scene.stage.config.spans[1])  # so that a third can take over
     await scene.ask_during(acts.kill_with_replacement)
     scene.require(scene.recoveries > 1, "only one loss was noticed")
+    scene.require_stall_below(2 * max(1.0, 2 * scene.replay_s))
 
 
 async def _leaves_slow_peer(scene: Scene) -> None:

@@ -15,12 +15,13 @@ from swarm.client.client import Client
 from swarm.client.generation import Generation
 from swarm.errors import SwarmError
 
+LOOK_EVERY_S = 0.001
 PROMPT_TOKENS, AT_TOKEN, MAX_TOKENS = 150, 50, 120  # a loss meets 200 tokens of history
 
 Act = Callable[["Scene", Sequence[StagedPeer]], Awaitable[None]]  # given the peers of the chain, in order
 
 
-class ScenarioFailed(SwarmError):
+class ScenarioFailed(SwarmError):  # noqa: N818 - named as its kin in swarm/errors
     """A scenario did not go as it has to."""
 
     code = "scenario_failed"
@@ -51,8 +52,6 @@ class Scene:
 
     stage: Stage
     references: References
-    chance: random.Random
-    vocab_size: int
     client: Client | None = None
     seen: list[Observed] = field(default_factory=list)
     wrong_tokens: bool = False
@@ -60,7 +59,11 @@ class Scene:
     problems: list[str] = field(default_factory=list)
     noise_s: float = 0.0  # the longest gap that came about without any disturbance, doubled
     replay_s: float = 0.0  # what the undisturbed reply took to its first token: the cost of its history
+    chance: random.Random = field(init=False)
     _compared: int = 0  # replies of client processes
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.stage.config.seed)  # noqa: S311 - repeatable on purpose
 
     async def join(self, spares: SparePolicy | None = None, through: Sequence[str] = ()) -> Client:
         """Open the client of this scene, in place of the one it had."""
@@ -78,7 +81,7 @@ class Scene:
         self, prompt_tokens: int = PROMPT_TOKENS, max_tokens: int = MAX_TOKENS
     ) -> tuple[Question, Question]:
         """A greedy question and a sampled one."""
-        return make_questions(self.vocab_size, prompt_tokens, max_tokens, self.stage.config.seed)
+        return make_questions(self.stage.config.vocab_size, prompt_tokens, max_tokens, self.stage.config.seed)
 
     async def ask_during(
         self, act: Act, questions: Sequence[Question] | None = None, at_token: int = AT_TOKEN
@@ -166,9 +169,16 @@ class Scene:
             self.wrong_tokens = True
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Look again and again, often enough to act within one step."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
 async def _has_chain(generation: Generation) -> None:
-    while not generation.hops:
-        await asyncio.sleep(0.001)
+    await until(lambda: bool(generation.hops))
 
 
 async def _nothing(scene: Scene, chain: Sequence[StagedPeer]) -> None:

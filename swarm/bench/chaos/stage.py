@@ -6,7 +6,6 @@ port started here is known here, so that what is left behind can be told from wh
 """
 
 import asyncio
-import random
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -28,6 +27,7 @@ MEMORY_PER_PEER = "1GiB"
 DRAIN_S = 10.0
 EXIT_TIMEOUT_S = DRAIN_S + 10.0
 METRICS_TIMEOUT_S = 3.0
+LOOK_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class StageConfig:
     """What to set up. `home` holds the keys of all nodes."""
 
     model: str
+    vocab_size: int
     spans: Sequence[Span]
     home: Path
     replicas: int = 2
@@ -116,6 +117,13 @@ class StagedPeer:
         lines = [line.split() for line in text.splitlines() if not line.startswith("#") and "{" not in line]
         return {name: float(value) for name, value in lines}
 
+    async def streams(self) -> int:
+        """How many sessions it serves now; none when it does not answer."""
+        try:
+            return int((await self.metrics())["swarm_session_streams"])
+        except OSError:
+            return 0
+
     async def ready(self) -> bool:
         """Whether its /readyz page says so."""
         try:
@@ -133,12 +141,8 @@ class Stage:
     peers: list[StagedPeer] = field(default_factory=list)
     extras: list[StagedPeer] = field(default_factory=list)  # of one scenario only
     join: str = ""
-    chance: random.Random = field(init=False)
     _bootstrap: SwarmProcess | None = None
     _bootstrap_port: int = 0
-
-    def __post_init__(self) -> None:
-        self.chance = random.Random(self.config.seed)  # noqa: S311 - repeatable on purpose
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -179,6 +183,14 @@ class Stage:
             lease_s=config.lease_s, patience_s=config.patience_s, spares=spares or config.spares
         )
         return await Client.open(config.model, join=join or [self.join], options=options)
+
+    async def until_in_use(self, peers: Sequence[StagedPeer]) -> StagedPeer:
+        """Wait until one of the peers serves a session."""
+        while True:
+            for peer in peers:
+                if await peer.streams():
+                    return peer
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def add_peer(self, span: Span, join: Sequence[str] = ()) -> StagedPeer:
         """One more peer until the scenario ends; online when this returns."""
