@@ -81,9 +81,10 @@ def client_options(function: Command) -> Command:
         click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Only peers that compute in it."),
         click.option(
             "--recovery",
-            type=click.Choice(["fast", "exact"]),
-            default="fast",
-            help="Rebuild a lost peer's state in large chunks, or step by step as it was.",
+            type=click.Choice(["auto", "fast", "exact"]),
+            default="auto",
+            help="Rebuild a lost peer's state in large chunks, or step by step to the same bits; "
+            "auto is exact where chunks could change a token and the history is short.",
         ),
         click.option(
             "--spares",

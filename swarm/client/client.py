@@ -50,7 +50,7 @@ class ClientOptions:
     lease_s: float = 2.0  # silence after which a hop counts as lost
     open_timeout_s: float = 5.0
     dtype: str | None = None  # only peers that compute in it; None: whatever the swarm has
-    recovery: Exactness = "fast"
+    recovery: Exactness = "auto"
     spares: Policy = "auto"
     local_fallback: bool = False  # run blocks that nobody hosts in this process, if they fit
     on_wait: Callable[[SwarmError], None] = field(default=lambda error: None)

@@ -113,7 +113,7 @@ class Generation:
     def resumes(self) -> tuple[ResumeReport, ...]:
         """The losses survived so far."""
         session = self._context.session if self._context else None
-        return report_resumes(session.resumes, session.recovery.exactness) if session else ()
+        return report_resumes(session.resumes) if session else ()
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._stream
@@ -205,5 +205,5 @@ class Generation:
             ttft_s=round(ttft_s, 4),
             tokens_per_s=round(steps / decode_s, 2) if decode_s > 0 else 0.0,
             hops=report_hops(session.hops),
-            resumes=report_resumes(session.resumes, session.recovery.exactness),
+            resumes=report_resumes(session.resumes),
         )

@@ -39,6 +39,7 @@ from swarm.wire.tensors import decode_tensor, encode_tensor
 SLOWEST_LINK_BYTES_PER_S = 50_000.0  # below this a link counts as stalled
 DEADLINE_FACTOR = 20.0  # over the expected time of a step, beats or no beats
 DEADLINE_FLOOR_S = 20.0
+LEASE_RTTS, LONGEST_LEASE_S = 4, 3.0  # a far peer's beats may come late by some round trips
 KEEP_ALIVE_S = 15.0  # several times within what a peer tolerates
 
 
@@ -112,8 +113,12 @@ class Hop(Protocol):
         """Make a spare the active hop. A loss shows at the next step."""
         ...
 
-    async def close(self) -> None:
-        """End the session and free its memory, as far as the peer can still be told."""
+    async def close(self, wait_s: float = 0.0) -> None:
+        """End the session and free its memory, as far as the peer can still be told.
+
+        With `wait_s`, wait so long for the peer to have done it: bytes that were just sent are lost
+        when this process, and with it its daemon, ends at once.
+        """
         ...
 
     async def drop(self) -> None:
@@ -190,10 +195,11 @@ class RemoteHop:
         with contextlib.suppress(HopLost):
             await self._send(Promote())
 
-    async def close(self) -> None:
+    async def close(self, wait_s: float = 0.0) -> None:
         """End the session on the peer, as far as the peer can still be told."""
         with contextlib.suppress(HopLost):
             await self._send(Close())
+            await asyncio.wait({self._listening}, timeout=wait_s)  # the peer then ends the stream
         await self.drop()
 
     async def drop(self) -> None:
@@ -331,6 +337,7 @@ async def open_hop(network: Network, planned: PlannedHop, settings: HopSettings,
         raise ProtocolError(f"Peer {planned.peer} answered Open with {type(answer).__name__}")
     hop = RemoteHop(planned, channel, settings, answer)
     hop.rtt_s = _now() - started_at
+    hop.lease_s = max(answer.lease_s, min(LONGEST_LEASE_S, answer.lease_s + LEASE_RTTS * hop.rtt_s))
     return hop
 
 

@@ -68,7 +68,7 @@ class LocalHop:
     async def promote(self) -> None:
         """Nobody to tell."""
 
-    async def close(self) -> None:
+    async def close(self, wait_s: float = 0.0) -> None:
         """Free the cache."""
         self._cache = self._model.new_cache(self.planned.span)
 

@@ -29,7 +29,8 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
 EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
 MAX_POSITION = 1 << 31
 
-Exactness = Literal["fast", "exact"]
+Exactness = Literal["auto", "fast", "exact"]
+LONGEST_EXACT_REPLAY_TOKENS = 512  # with "auto"; step by step, more would take too long
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class Resume:
     reason: str
     started_at: float
     replayed_tokens: int = 0
+    exact: bool = False  # replayed step by step
     stall_s: float | None = None
 
     def end(self, now: float) -> None:
@@ -66,7 +68,7 @@ class Recovery:
     routes: Routes
     settings: HopSettings
     patience_s: float
-    exactness: Exactness = "fast"
+    exactness: Exactness = "auto"
     local: LocalBlocks | None = None
     numerics: Numerics | None = None
     settled: bool = False  # the first chain stands; numerics and codec are fixed
@@ -75,9 +77,19 @@ class Recovery:
 
     def step_end(self, ledger: Ledger, position: int, chunk_tokens: int) -> int:
         """Where the next step ends: in chunks, or as it was when these rows were first sent."""
-        if self.exactness == "exact":
+        if self.is_exact(ledger.end):
             return min(ledger.step_end_after(position), position + chunk_tokens)
         return min(ledger.end, position + chunk_tokens)
+
+    def is_exact(self, history_tokens: int) -> bool:
+        """Whether a replay repeats the very steps that were sent, so that the bits are the same.
+
+        In fp32 no token hangs on the bits that a replay in chunks changes, so it is never needed.
+        """
+        if self.exactness != "auto":
+            return self.exactness == "exact"
+        dtype = self.numerics.dtype if self.numerics else "fp32"
+        return dtype != "fp32" and history_tokens <= LONGEST_EXACT_REPLAY_TOKENS
 
     async def open_chain(self, span: Span) -> list[Hop]:
         """Open a first chain over `span`, and settle how hidden states travel.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from swarm.client.hop import Hop
-from swarm.client.recovery import Exactness, Resume
+from swarm.client.recovery import Resume
 
 FinishReason = Literal["stop", "length"]
 
@@ -46,7 +46,7 @@ class ResumeReport:
     reason: str
     replayed_tokens: int
     stall_s: float
-    recovery: Exactness
+    recovery: Literal["fast", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def report_hops(hops: Sequence[Hop]) -> tuple[HopReport, ...]:
     )
 
 
-def report_resumes(resumes: Sequence[Resume], recovery: Exactness) -> tuple[ResumeReport, ...]:
+def report_resumes(resumes: Sequence[Resume]) -> tuple[ResumeReport, ...]:
     """The losses that were survived."""
     return tuple(
         ResumeReport(
@@ -95,7 +95,7 @@ def report_resumes(resumes: Sequence[Resume], recovery: Exactness) -> tuple[Resu
             reason=resume.reason,
             replayed_tokens=resume.replayed_tokens,
             stall_s=round(resume.stall_s or 0.0, 3),
-            recovery=recovery,
+            recovery="exact" if resume.exact else "fast",
         )
         for resume in resumes
     )

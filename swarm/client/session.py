@@ -20,6 +20,7 @@ from swarm.errors import HopLost
 from swarm.values import Span
 from swarm.wire.tensors import CODECS
 
+CLOSE_WAIT_S = 1.0  # for peers to free a conversation that ends
 CHUNK_TOKENS = 128  # of a prompt or a replay, per step: small enough to keep several hops busy at once
 
 
@@ -127,7 +128,8 @@ class Session:
         """Free the session on every peer."""
         links, self._links = self._links, []
         spares, self.spares = self.spares, {}
-        await asyncio.gather(*(link.hop.close() for link in links), *(spare.close() for spare in spares.values()))
+        of_links = (link.hop.close(CLOSE_WAIT_S) for link in links)
+        await asyncio.gather(*of_links, *(spare.close(CLOSE_WAIT_S) for spare in spares.values()))
 
     async def leave(self) -> None:
         """End the streams only: the peers keep the session for a while, for `take_up`."""
@@ -146,6 +148,7 @@ class Session:
     async def _advance(self) -> None:
         """Bring every hop to the end of the conversation, replacing those that are lost on the way."""
         started_at = _now()
+        self._result = None
         while lost := await self._push_all():
             for entry in lost:
                 self._note_loss(entry, started_at)
@@ -203,9 +206,17 @@ class Session:
             return False
         index = self._links.index(link)
         self._note_replay(link, spare.lag)
-        self._links[index : index + 1] = await spare.promote()
+        promoted = await spare.promote()
+        await promoted[-1].hop.rewind(self._answered_by(index))  # a spare is not asked for what comes out
+        self._links[index : index + 1] = promoted
         await link.hop.close()
         return True
+
+    def _answered_by(self, index: int) -> int:
+        """Up to which position the results of a link are known."""
+        if index + 1 < len(self._links):
+            return self._links[index + 1].ledger.end
+        return self.position if self._result is not None else self.position - 1
 
     async def _replace(self, old: Sequence[Link]) -> None:
         """Put new hops where a run of neighbouring ones was lost."""
@@ -231,6 +242,7 @@ class Session:
         for resume in self.resumes:
             if resume.lost_peer == link.hop.planned.peer and resume.stall_s is None:
                 resume.replayed_tokens = tokens
+                resume.exact = self.recovery.is_exact(self.position)
 
     def _runs(self, lost: Sequence[_Lost]) -> list[list[Link]]:
         """The lost links, in runs that stand side by side in the chain."""

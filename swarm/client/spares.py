@@ -88,10 +88,10 @@ class Spare:
             await link.hop.promote()
         return self.links
 
-    async def close(self) -> None:
-        """Free it on its peers."""
+    async def close(self, wait_s: float = 0.0) -> None:
+        """Free it on its peers; see `Hop.close`."""
         await self.pause()
-        await asyncio.gather(*(link.hop.close() for link in self.links))
+        await asyncio.gather(*(link.hop.close(wait_s) for link in self.links))
 
     async def _follow(self) -> None:
         try:

@@ -13,7 +13,7 @@ import torch
 from swarm.errors import SessionRefused
 from swarm.model.compute import Compute
 from swarm.model.span import SpanModel, SpanStep
-from swarm.peer.scheduler import PendingStep, Scheduler, Slice
+from swarm.peer.scheduler import SLICE_TOKENS, PendingStep, Scheduler, Slice
 from swarm.peer.sessions import PeerSession
 
 
@@ -47,7 +47,9 @@ class Executor:
         self._model = model
         self._compute = compute
         self._on_step = on_step
-        self._scheduler = Scheduler()
+        # Bits hang on the shapes that are computed. In fp32 no token hangs on them, so a spare may be
+        # cut finer than an active session; elsewhere it must not be.
+        self._scheduler = Scheduler(32 if model.dtype == torch.float32 else SLICE_TOKENS)
         self._jobs: dict[PendingStep, _Job] = {}
         self._work = asyncio.Event()
         self._running: frozenset[str] = frozenset()  # sessions in the batch being computed

@@ -79,14 +79,19 @@ class SessionHandler:
         """Streams with a session on them now."""
         return len(self._streams)
 
+    @property
+    def active_streams(self) -> int:
+        """Those whose client waits for this peer; a spare's does not."""
+        return sum(not stream.session.spare for stream in self._streams)
+
     async def __call__(self, channel: Channel) -> None:
         """Serve one stream to its end. Never raises for what the other end does."""
         try:
             await self._serve(channel)
         except SessionRefused as refusal:
-            await _send_fault(channel, _fault(refusal))
+            await _send(channel, _fault(refusal))
         except ProtocolError as error:
-            await _send_fault(channel, Fault(code=error.code, text=str(error), retryable=False))
+            await _send(channel, Fault(code=error.code, text=str(error), retryable=False))
         except ChannelClosed:
             pass
         finally:
@@ -95,9 +100,11 @@ class SessionHandler:
     async def leave(self, seconds: float) -> None:
         """Take no new sessions, and tell everybody with one to move within so many seconds."""
         self._leaving = True
-        for stream in list(self._streams):
-            with contextlib.suppress(ChannelClosed):
-                await stream.channel.send(Leaving(seconds=seconds))
+        await asyncio.gather(*(_send(stream.channel, Leaving(seconds=seconds)) for stream in self._streams))
+
+    def stay(self) -> None:
+        """Take new sessions after all."""
+        self._leaving = False
 
     def drop_streams(self) -> None:
         """Cut every stream; the sessions stay for their clients to take up again."""
@@ -274,6 +281,7 @@ def _fault(refusal: SessionRefused) -> Fault:
     )
 
 
-async def _send_fault(channel: Channel, fault: Message) -> None:
+async def _send(channel: Channel, message: Message) -> None:
+    """Say it if anybody still listens."""
     with contextlib.suppress(ChannelClosed):
-        await channel.send(fault)
+        await channel.send(message)

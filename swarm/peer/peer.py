@@ -5,6 +5,7 @@ directory (announcer). Works on any `Network`; the program around it is `peer/pr
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -30,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Peer:
-    """Serves one span. `serve` once, then `leave` or `stop`."""
+    """Serves one span. `serve` once, `pause` and `resume` around a sleep, then `leave` or `stop`."""
 
     def __init__(
         self,
@@ -77,13 +78,24 @@ class Peer:
 
     async def leave(self, within_s: float) -> None:
         """Tell everybody, let the sessions move for so long at most, withdraw the record, and stop."""
-        await self.handler.leave(within_s)
-        await self.announcer.move_to("draining")
-        ends_at = asyncio.get_running_loop().time() + within_s
-        while self.handler.open_streams and asyncio.get_running_loop().time() < ends_at:
-            await asyncio.sleep(LEAVE_CHECK_S)
+        await self._drain(within_s)
         await self.announcer.withdraw()
         await self.stop()
+
+    async def pause(self, within_s: float) -> None:
+        """Before a sleep: tell everybody, and let the sessions move for so long at most.
+
+        What has not moved by then is cut rather than left to fall silent: its client looks elsewhere at
+        once, and may take the session up here again after `resume`.
+        """
+        _logger.info("This machine goes to sleep; sessions have %.1f s to move to other peers", within_s)
+        await self._drain(within_s)
+        self.handler.drop_streams()
+
+    async def resume(self) -> None:
+        """Take sessions again after a `pause`, and say so in the directory."""
+        self.handler.stay()
+        await self.announcer.move_to("online")
 
     async def stop(self) -> None:
         """End everything at once."""
@@ -91,6 +103,15 @@ class Peer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _drain(self, within_s: float) -> None:
+        """Tell clients and directory, and return when the last client has gone or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self.handler.leave(within_s)
+                await self.announcer.move_to("draining")
+                while self.handler.active_streams:  # noqa: ASYNC110 - they end in many places
+                    await asyncio.sleep(LEAVE_CHECK_S)
 
     def _load(self) -> Load:
         return Load(

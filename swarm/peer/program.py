@@ -29,6 +29,7 @@ from swarm.peer.monitor import Monitor
 from swarm.peer.peer import Peer
 from swarm.peer.placement import blocks_that_fit, check_fits, choose_span, coverage_to_come
 from swarm.peer.sessions import SessionLimits
+from swarm.peer.sleep import follow_sleep
 from swarm.peer.throughput import Throughput, measure
 from swarm.security.identity import Identity
 from swarm.security.manifest import Manifest
@@ -115,7 +116,10 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         peer = Peer(model, announcer, limits, throughput, compute, instruments, time.time)
         await peer.serve(network)
         events.on_online(announcer.profile, throughput)
+        following = asyncio.create_task(follow_sleep(peer.pause, peer.resume))
+        stack.callback(following.cancel)
         await _until_stopped(network, stop)
+        following.cancel()
         events.on_leaving(config.drain_s)
         announcing.cancel()
         await peer.leave(config.drain_s)

@@ -12,7 +12,6 @@ from swarm.values import Span
 
 SHORT_STEP_TOKENS = 8  # up to this a step counts as decoding
 SLICE_TOKENS = 128  # of a long step, per batch
-SPARE_SLICE_TOKENS = 32  # small, so that an active session never waits long behind a spare
 MAX_BATCH_STEPS = 64
 
 
@@ -39,8 +38,10 @@ class Slice:
 class Scheduler:
     """Queue of pending steps. `next_batch` hands out slices; the same step comes again until done."""
 
-    def __init__(self) -> None:
+    def __init__(self, spare_slice_tokens: int = SLICE_TOKENS) -> None:
+        """`spare_slice_tokens`: how long an active session may have to wait behind a spare."""
         self._steps: deque[PendingStep] = deque()
+        self._spare_slice_tokens = spare_slice_tokens
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -80,7 +81,7 @@ class Scheduler:
         if not self._steps:
             return []
         step = self._steps[0]
-        end = min(step.tokens, step.done_tokens + SPARE_SLICE_TOKENS)
+        end = min(step.tokens, step.done_tokens + self._spare_slice_tokens)
         batch = [Slice(step, step.done_tokens, end)]
         self._take(batch)
         return batch

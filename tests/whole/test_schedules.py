@@ -33,7 +33,7 @@ BLOCKS = 6
 STEP_S = 0.02
 TROUBLE_S = 4.0  # during which things happen
 LIMITS = {"linger_s": 60.0, "idle_s": 90.0}  # how long peers keep sessions of clients they lost
-SETTLED_AFTER_S = 100.0
+SETTLED_AFTER_S = 160.0
 GIVEN_UP_AFTER_S = 600.0
 SCHEDULES, PER_TEST = 60, 10
 
