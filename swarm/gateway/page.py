@@ -1,4 +1,4 @@
-"""The chat page at ``/``: three files that ask nobody else for anything."""
+"""The chat page at ``/``: a few files that ask nobody else for anything."""
 
 from collections.abc import Awaitable, Callable
 from importlib import resources
@@ -9,6 +9,9 @@ _TYPES = {
     "chat.html": "text/html",
     "chat.css": "text/css",
     "chat.js": "text/javascript",
+    "markdown.js": "text/javascript",
+    "store.js": "text/javascript",
+    "stream.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 _POLICY = (
