@@ -11,7 +11,19 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/architecture.md"
 BLOCK = re.compile(r"(?<=<!-- modules -->\n```text\n).*?(?=```)", re.DOTALL)
-FLOORS = ["cli", "gateway", "status", "bench", "testing", "peer", "client", "network", "model", "wire", "security"]
+FLOORS = [
+    "cli",
+    "gateway",
+    "status",
+    "bench",
+    "testing",
+    "peer",
+    "client",
+    "network",
+    "model",
+    "wire",
+    "security",
+]
 
 
 def module_tree() -> str:

@@ -144,7 +144,7 @@ def test_the_health_check_of_a_peer_asks_the_port_of_its_monitor(name, config):
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_the_health_check_of_a_peer_fails_while_it_is_not_ready(status, code):
     class Answer(BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802 - http.server's name
+        def do_GET(self):
             self.send_response(status if self.path == "/readyz" else 404)
             self.end_headers()
 
@@ -157,7 +157,9 @@ def test_the_health_check_of_a_peer_fails_while_it_is_not_ready(status, code):
         assert run_check(program) == code
 
 
-@pytest.mark.parametrize(("greeting", "code"), [(b"\x13/multistream/1.0.0\n", 0), (b"220 mail\r\n", 1), (b"", 1)])
+@pytest.mark.parametrize(
+    ("greeting", "code"), [(b"\x13/multistream/1.0.0\n", 0), (b"220 mail\r\n", 1), (b"", 1)]
+)
 def test_the_health_check_of_bootstrap_wants_libp2p_on_the_port(greeting, code):
     def answer() -> None:
         connection, _ = listener.accept()
@@ -188,8 +190,14 @@ def test_only_the_bootstrap_node_holds_its_key():
 
 def test_everything_that_the_image_is_built_from_is_sent_to_the_builder():
     dockerfile = (ROOT / "bootstrap/Dockerfile").read_text()
-    sent = {line[1:] for line in (ROOT / "bootstrap/Dockerfile.dockerignore").read_text().split() if line[0] == "!"}
-    copied = {word for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for word in line.split()}
+    sent = {
+        line[1:]
+        for line in (ROOT / "bootstrap/Dockerfile.dockerignore").read_text().split()
+        if line[0] == "!"
+    }
+    copied = {
+        word for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for word in line.split()
+    }
     assert copied == sent
     assert all((ROOT / name).exists() for name in copied)
 
@@ -209,4 +217,8 @@ def test_what_is_commented_out_in_the_example_configuration_is_right_too(tmp_pat
     path = tmp_path / "all.toml"
     path.write_text(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE))
     params = parse(["bootstrap"], path).params
-    assert {name for name in ("announce", "identity_path", "join") if params[name]} == {"announce", "identity_path", "join"}
+    assert {name for name in ("announce", "identity_path", "join") if params[name]} == {
+        "announce",
+        "identity_path",
+        "join",
+    }

@@ -27,7 +27,10 @@ from swarm.wire.records import AnyRecord
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "bootstrap/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "bootstrap/README.md")
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 MESSAGES = AnyMessage.__args__
@@ -56,7 +59,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def section(page: Path, heading: str) -> str:
     """What stands between a heading and the next one of any level."""
-    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", page.read_text(), re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", page.read_text(), re.DOTALL | re.MULTILINE
+    )
     assert found is not None, f"{name_of(page)} has no heading {heading!r}"
     return found[1]
 
@@ -135,7 +140,11 @@ def commands_in(page: Path) -> list[str]:
 COMMANDS_IN_PAGES = [(page, line) for page in PAGES for line in commands_in(page)]
 
 
-@pytest.mark.parametrize(("page", "line"), COMMANDS_IN_PAGES, ids=lambda value: name_of(value) if isinstance(value, Path) else value)
+@pytest.mark.parametrize(
+    ("page", "line"),
+    COMMANDS_IN_PAGES,
+    ids=lambda value: name_of(value) if isinstance(value, Path) else value,
+)
 def test_the_command_line_takes_the_command_of_the_page(page, line, tmp_path):
     joined = tmp_path / "joined.toml"
     joined.write_text("".join(f'[{name}]\njoin = ["JOIN"]\n' for name in joined_commands(read_compose())))
@@ -166,7 +175,9 @@ def test_a_setting_that_there_is_not_would_be_found():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_of_the_page_lead_somewhere(page):
-    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    targets = re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    )
     broken = []
     for target in targets:
         path, _, anchor = target.partition("#")

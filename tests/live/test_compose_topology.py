@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,14 +51,28 @@ class Containers:
         assert set(asked.values()) <= {CONFIG}
         config = {name: str(self.root / "shared/config.toml") for name in asked}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**os.environ, **self.environment, "SWARM_HOME": str(self.home(service)), "PATH": path, **config}
+        return {
+            **os.environ,
+            **self.environment,
+            "SWARM_HOME": str(self.home(service)),
+            "PATH": path,
+            **config,
+        }
 
     def start(self, service: str) -> "subprocess.Popen[str]":
         here = {f"0.0.0.0:{PORT}": f"127.0.0.1:{self.bootstrap_port if service == 'bootstrap' else 0}"}
         here |= {MONITOR: self._monitors.setdefault(service, free_port())}
-        words = [here.get(word, word).replace(f"{HOME}/", f"{self.home(service)}/") for word in self.compose.command(service)]
+        words = [
+            here.get(word, word).replace(f"{HOME}/", f"{self.home(service)}/")
+            for word in self.compose.command(service)
+        ]
         return subprocess.Popen(
-            words, env=self.variables(service), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            words,
+            env=self.variables(service),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def run(self, service: str) -> str:
@@ -74,22 +87,26 @@ class Containers:
         config = self.root / "shared/config.toml"
         text = config.read_text()
         assert f"/dns4/bootstrap/tcp/{PORT}/" in text
-        config.write_text(text.replace(f"/dns4/bootstrap/tcp/{PORT}/", f"/ip4/127.0.0.1/tcp/{self.bootstrap_port}/"))
+        config.write_text(
+            text.replace(f"/dns4/bootstrap/tcp/{PORT}/", f"/ip4/127.0.0.1/tcp/{self.bootstrap_port}/")
+        )
 
     def wait_healthy(self, service: str, process: "subprocess.Popen[str]") -> None:
         """Run the service's own health check until it succeeds."""
         program = self.compose.services[service]["healthcheck"]["test"][-1]
         program = program.replace(PORT, self.bootstrap_port).replace(MONITOR, self._monitors[service])
         deadline = time.monotonic() + HEALTHY_WITHIN_S
-        while subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode != 0:
+        while (
+            subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode != 0
+        ):
             assert process.poll() is None, f"{service} ended: {process.communicate()}"
             assert time.monotonic() < deadline, f"{service} did not become healthy"
             time.sleep(0.5)
 
 
 @pytest.fixture
-def containers(smollm2, tmp_path, mark) -> Iterator[Containers]:
-    yield Containers(read_compose(), tmp_path, mark.environment)
+def containers(smollm2, tmp_path, mark) -> Containers:
+    return Containers(read_compose(), tmp_path, mark.environment)
 
 
 def test_the_client_of_the_compose_file_gets_its_answer_and_every_node_leaves_at_sigterm(containers):
@@ -114,4 +131,6 @@ def test_the_client_of_the_compose_file_gets_its_answer_and_every_node_leaves_at
         for process in reversed(nodes.values()):
             process.send_signal(signal.SIGTERM)
         endings = {name: process.communicate(timeout=40) for name, process in nodes.items()}
-        assert {name: process.returncode for name, process in nodes.items()} == dict.fromkeys(nodes, 0), endings
+        assert {name: process.returncode for name, process in nodes.items()} == dict.fromkeys(nodes, 0), (
+            endings
+        )

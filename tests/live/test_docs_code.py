@@ -20,7 +20,9 @@ ADDRESS = re.compile(r'"/ip4/192\.168\.1\.10/tcp/31337/p2p/12D3KooW\.\.\."')
 BLOCKS = [
     (page, index, block)
     for page in ("README.md", "docs/client.md")
-    for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE))
+    for index, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    )
 ]
 
 
@@ -57,10 +59,12 @@ def join(model, tmp_path_factory, module_mark) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(("page", "index", "block"), BLOCKS, ids=[f"{page}-{index}" for page, index, _ in BLOCKS])
+@pytest.mark.parametrize(
+    ("page", "index", "block"), BLOCKS, ids=[f"{page}-{index}" for page, index, _ in BLOCKS]
+)
 def test_the_code_of_the_page_runs_as_it_stands(page, index, block, model, join):
     code = ADDRESS.sub(repr(join), block).replace('"smollm2-135m"', repr(str(model)))
-    exec(compile(code, f"{page}[{index}]", "exec"), {"__name__": "__main__"})
+    exec(compile(code, f"{page}[{index}]", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own pages
 
 
 def test_every_block_that_joins_a_swarm_was_given_this_one():
