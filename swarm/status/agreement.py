@@ -42,7 +42,9 @@ def alike(left: Fingerprint, right: Fingerprint, tolerance: float) -> bool:
     """Whether two states differ by less than the tolerance, relative to the larger. NaN and infinity are
     like nothing."""
     distance = math.dist(left, right)
-    return math.isfinite(distance) and distance <= tolerance * max(math.hypot(*left), math.hypot(*right), 1e-12)
+    return math.isfinite(distance) and distance <= tolerance * max(
+        math.hypot(*left), math.hypot(*right), 1e-12
+    )
 
 
 def opinions(runs: Sequence[Run]) -> dict[str, Opinion]:

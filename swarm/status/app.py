@@ -61,10 +61,10 @@ class StatusPage:
         self._history = History(config.database, config.limit_bytes)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
         self._instruments = Instruments()
-        self._board = Board(View(self.observer.state, Past()))
+        self._board = Board(View(SwarmState(now(), None), Past()))
         self._past = Past()
         self._news = asyncio.Event()
-        self.observer.on_state = lambda state: self._news.set()
+        self.observer.on_news = self._news.set
 
     async def run(self, on_listening: Callable[[str], None], stop: Awaitable[object]) -> None:
         """Serve until `stop` is done; `on_listening` is given the page's address. Raises `PortInUse`."""
@@ -105,16 +105,17 @@ class StatusPage:
         while True:
             await self._news.wait()
             self._news.clear()
-            self._instruments.show(self.observer.state)
-            await self._board.show(View(self.observer.state, self._past))
+            state = await self.observer.state()
+            self._instruments.show(state)
+            await self._board.show(View(state, self._past))
             await asyncio.sleep(SHOW_AT_MOST_EVERY_S)
 
     async def _keep(self) -> None:
         """Write down the state, and read back what is shown of the past. A full disk costs history only."""
         failing = False
         while True:
-            await asyncio.sleep(KEEP_EVERY_S if self.observer.state.seen_at is not None else 1.0)
-            state = self.observer.state
+            await asyncio.sleep(KEEP_EVERY_S)
+            state = self._board.view.state
             try:
                 self._past = await self._in_thread(partial(_keep_state, self._history, state))
             except sqlite3.Error as error:

@@ -13,7 +13,8 @@ from swarm.errors import NetworkError
 from swarm.network.directory import Directory
 from swarm.network.transport import Network
 from swarm.status.canary import CanaryRun
-from swarm.status.snapshot import ModelStatus, SwarmState, summarize
+from swarm.status.proofs import ModelProof
+from swarm.status.snapshot import SwarmState, summarize
 from swarm.status.watch import CanarySettings, ModelWatch
 from swarm.values import ModelDigest
 from swarm.wire.records import ModelRecord, PeerRecord, Snapshot
@@ -35,15 +36,23 @@ class _Watched:
     running: asyncio.Task[None]
     last: dict[str, PeerRecord] = field(default_factory=dict)
 
+    def seen(self) -> tuple[ModelRecord, Snapshot, ModelProof, list[PeerRecord]] | None:
+        """What a summary is made of; the records are of peers that are gone."""
+        snapshot = self.watch.snapshot
+        if snapshot is None:
+            return None
+        here = {record.peer for record in snapshot.peers}
+        gone = [record for record in self.last.values() if record.peer not in here]
+        return self.watch.record, snapshot, self.watch.ledger.proof, gone
+
 
 class Observer:
-    """Observes until cancelled; `on_state` is given each new state. `now` is the wall clock."""
+    """Observes until cancelled; `on_news` is called whenever a new state is to be had. `now` is the wall clock."""
 
     def __init__(
         self, network: Network, directory: Directory, canaries: CanarySettings, now: Callable[[], float]
     ) -> None:
-        self.state = SwarmState(now(), None)
-        self.on_state: Callable[[SwarmState], None] = lambda state: None
+        self.on_news: Callable[[], None] = lambda: None
         self._network = network
         self._directory = directory
         self._canaries = canaries
@@ -68,7 +77,7 @@ class Observer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def crawl(self) -> SwarmState:
+    async def crawl(self) -> None:
         """Read the directory once. A directory that does not answer leaves the old models standing."""
         try:
             async with asyncio.timeout(CRAWL_TIMEOUT_S):
@@ -84,13 +93,20 @@ class Observer:
             self._seen_at = self._now()
             self._left_out = max(0, len(chosen) - MAX_MODELS)
             self._take_in(chosen[:MAX_MODELS], snapshots)
-        return self._publish()
+        self.on_news()
 
-    async def prove(self) -> SwarmState:
+    async def prove(self) -> None:
         """Run canaries through every model until each peer has had a turn."""
         for watched in self._watched.values():
             await watched.watch.run_all()
-        return self._publish()
+
+    async def state(self) -> SwarmState:
+        """The swarm as it is now. Computed in a thread: there may be thousands of peers."""
+        now = self._now()
+        seen = [part for watched in self._watched.values() if (part := watched.seen()) is not None]
+        models = await asyncio.to_thread(lambda: [summarize(*part[:3], now, part[3]) for part in seen])
+        models.sort(key=lambda model: (-len(model.peers), model.name, model.manifest))
+        return SwarmState(now, self._seen_at, tuple(models), self._left_out)
 
     def _take_in(self, records: list[ModelRecord], snapshots: list[Snapshot]) -> None:
         found = {record.model for record in records}
@@ -128,20 +144,4 @@ class Observer:
         return any(record.issued_at > self._now() - GONE_KEPT_S for record in watched.last.values())
 
     def _on_run(self, run: CanaryRun) -> None:
-        self._publish()
-
-    def _publish(self) -> SwarmState:
-        now = self._now()
-        models = [_status(watched, now) for watched in self._watched.values() if watched.watch.snapshot]
-        models.sort(key=lambda model: (-len(model.peers), model.name, model.manifest))
-        self.state = SwarmState(now, self._seen_at, tuple(models), self._left_out)
-        self.on_state(self.state)
-        return self.state
-
-
-def _status(watched: _Watched, now: float) -> ModelStatus:
-    snapshot = watched.watch.snapshot
-    assert snapshot is not None  # noqa: S101 - asked by the caller
-    here = {record.peer for record in snapshot.peers}
-    gone = [record for record in watched.last.values() if record.peer not in here]
-    return summarize(watched.watch.record, snapshot, watched.watch.ledger.proof, now, gone)
+        self.on_news()

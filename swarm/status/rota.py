@@ -7,7 +7,7 @@ waited longest among the peers that work. Cost is bounded by the time between tw
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm.client.router import Numerics, PlannedHop
+from swarm.client.router import Numerics, PlannedHop, missing_blocks
 from swarm.values import Span
 from swarm.wire.messages import WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
@@ -24,19 +24,18 @@ class Turn:
 
 
 def next_turn(snapshot: Snapshot, exercised_at: Mapping[str, float], failing: frozenset[str]) -> Turn | None:
-    """The chain for the online peer that waited longest; None when no chain is whole.
+    """The chain for the online peer that waited longest; None when a block has none.
 
     `exercised_at` says when a peer's whole span was last run. Peers in `failing` take their own
     turns, and serve in the chains of others only where nobody else has the blocks.
     """
     online = [record for record in snapshot.online() if record.wire_version == WIRE_VERSION]
-    waiting = sorted(online, key=lambda record: (exercised_at.get(record.peer, 0.0), record.peer))
-    for target in waiting:
-        chain = _chain(online, target, snapshot.num_blocks, exercised_at, failing)
-        if chain is not None:
-            whole = {(record.peer, record.span) for record in online}
-            return Turn(chain, frozenset(hop.peer for hop in chain if (hop.peer, hop.span) in whole))
-    return None
+    if missing_blocks(online, Span(0, snapshot.num_blocks)):
+        return None
+    target = min(online, key=lambda record: (exercised_at.get(record.peer, 0.0), record.peer))
+    chain = _chain(online, target, snapshot.num_blocks, exercised_at, failing)
+    whole = {(record.peer, record.span) for record in online}
+    return Turn(chain, frozenset(hop.peer for hop in chain if (hop.peer, hop.span) in whole))
 
 
 def _chain(
@@ -45,7 +44,7 @@ def _chain(
     num_blocks: int,
     exercised_at: Mapping[str, float],
     failing: frozenset[str],
-) -> tuple[PlannedHop, ...] | None:
+) -> tuple[PlannedHop, ...]:
     def rank(record: PeerRecord, block: int) -> tuple[bool, bool, float, str]:
         return record.peer in failing, record.start != block, exercised_at.get(record.peer, 0.0), record.peer
 
@@ -56,9 +55,7 @@ def _chain(
         if block != target.start:
             at_block = block
             holders = [r for r in online if block in r.span and r.peer != target.peer]
-            chosen = min(holders, key=lambda record: rank(record, at_block), default=target)
-            if block not in chosen.span:
-                return None
+            chosen = min(holders, key=lambda record: rank(record, at_block))
         end = min(chosen.end, target.start if block < target.start else num_blocks)
         hops.append(_hop(chosen, Span(block, end)))
         block = end

@@ -12,6 +12,8 @@ _ELLIPSIS = "…"
 
 def clean(text: str, limit: int) -> str:
     """At most `limit` characters of `text` on one line, without invisible or reordering ones."""
+    if len(text) <= limit and text.isascii() and text.isprintable():
+        return " ".join(text.split())
     kept: list[str] = []
     combining = 0
     for char in text[: 8 * limit]:

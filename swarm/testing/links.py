@@ -74,27 +74,30 @@ class LinkEmulator:
         if self._carrying:
             await asyncio.wait(self._carrying)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.is_cut:
-            writer.transport.abort()
-            return
-        try:
-            onward = await asyncio.open_connection(HOST, self._target_port)
-        except OSError:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carrying = asyncio.create_task(self._carry(reader, writer))
+        self._carrying.add(carrying)
+        carrying.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward = await self._open_onward()
+        if onward is None or self.is_cut:
             writer.transport.abort()
             return
         connection = _Connection(
             _Flow(self._to_peer, reader, onward[1]), _Flow(self._from_peer, onward[0], writer)
         )
-        carrying = asyncio.create_task(connection.run())
         self._connections.add(connection)
-        self._carrying.add(carrying)
         try:
-            await asyncio.wait({carrying})
+            await connection.run()
         finally:
-            connection.abort()
             self._connections.discard(connection)
-            self._carrying.discard(carrying)
+
+    async def _open_onward(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        try:
+            return await asyncio.open_connection(HOST, self._target_port)
+        except OSError:  # the peer is down
+            return None
 
 
 class _Direction:

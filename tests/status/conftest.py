@@ -20,6 +20,7 @@ def tiny_model(tmp_path_factory) -> Path:
 @pytest.fixture
 def until() -> Callable:
     """Waits in real time for a condition; fails with its last value."""
+
     async def wait(read: Callable[[], object], timeout_s: float = 30.0) -> object:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s

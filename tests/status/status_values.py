@@ -40,8 +40,12 @@ def shown(verdict: str = "passed", **changes) -> PeerProof:
     return PeerProof(**(fields | changes))
 
 
-def proof(peers: dict[str, PeerProof] | None = None, passed_ago_s: float | None = 10.0, **changes) -> ModelProof:
-    passed = ChainProof(NOW - passed_ago_s, " Paris.", 0.2, 15.0, ("a", "b")) if passed_ago_s is not None else None
+def proof(
+    peers: dict[str, PeerProof] | None = None, passed_ago_s: float | None = 10.0, **changes
+) -> ModelProof:
+    passed = (
+        ChainProof(NOW - passed_ago_s, " Paris.", 0.2, 15.0, ("a", "b")) if passed_ago_s is not None else None
+    )
     fields = {
         "peers": peers or {}, "passed": passed, "proof": "expected", "prompt": "The capital of France is",
         "tokens_per_s": 15.0, "ttft_s": 0.2, "runs": 3,

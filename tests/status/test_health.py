@@ -78,5 +78,7 @@ def test_a_snapshot_of_long_ago_makes_everything_unknown():
 
 def test_a_start_in_the_future_does_not_hide_a_failure():
     failing = ALL | {"b": shown("failed", reason="answers wrongly")}
-    judged = assess(snapshot(PAIR[0], record("b", 3, 6, started_at=NOW + 1e9), *PAIR[2:]), proof(failing), NOW)
+    judged = assess(
+        snapshot(PAIR[0], record("b", 3, 6, started_at=NOW + 1e9), *PAIR[2:]), proof(failing), NOW
+    )
     assert judged.conditions["b"] == "failing"

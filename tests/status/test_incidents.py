@@ -20,7 +20,10 @@ def test_a_hole_is_an_outage_with_its_cause():
 
 def test_a_failing_peer_is_an_incident_of_its_own():
     failing = proof({"b": shown("failed", reason="went silent")})
-    assert troubles(state(*WHOLE, shown_by=failing))[Key("peer", DIGEST, "b")].cause == "Peer b (0:6) went silent"
+    assert (
+        troubles(state(*WHOLE, shown_by=failing))[Key("peer", DIGEST, "b")].cause
+        == "Peer b (0:6) went silent"
+    )
 
 
 def test_a_flood_of_failing_peers_is_bounded():

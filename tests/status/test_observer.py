@@ -29,7 +29,8 @@ class Watcher:
 
     async def look(self):
         await self.observer.crawl()
-        [model] = (await self.observer.prove()).models
+        await self.observer.prove()
+        [model] = (await self.observer.state()).models
         return model
 
 
@@ -150,7 +151,8 @@ async def test_a_peer_that_left_is_shown_as_gone_and_its_blocks_as_missing(swarm
 async def test_a_swarm_without_models_is_seen_and_empty(swarm):
     async with swarm:
         watcher = watch(swarm, NO_FILES)
-        state = await watcher.observer.crawl()
+        await watcher.observer.crawl()
+        state = await watcher.observer.state()
         assert (state.models, state.blind, state.health) == ((), False, "unknown")
 
 

@@ -33,7 +33,9 @@ def test_a_hole_leaves_nothing_to_run():
 
 
 def test_peers_that_are_not_online_or_speak_another_wire_version_are_passed_over():
-    peers = snapshot(record("a", 0, 6, state="draining"), record("b", 0, 6, wire_version=2), record("c", 0, 6))
+    peers = snapshot(
+        record("a", 0, 6, state="draining"), record("b", 0, 6, wire_version=2), record("c", 0, 6)
+    )
     assert spans(next_turn(peers, {}, NONE)) == [("c", "0:6")]
 
 

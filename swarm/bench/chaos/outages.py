@@ -135,12 +135,20 @@ async def client_sleeps(scene: Scene) -> None:
 
 
 async def client_crashes(scene: Scene) -> None:
-    """A chat is killed in mid-reply and resumed: the whole reply is the one it would have been."""
-    expected = await _chat(scene, [CLIENT_PROMPT])
-    broken = await _chat(scene, [CLIENT_PROMPT], kill_after_chars=60)
-    resumed = await _chat(scene, [], "--resume")
-    scene.require(expected.startswith(broken.rstrip("\n")), "the reply was wrong before the crash")
-    scene.compare(resumed, expected)
+    """A chat is killed in mid-reply and resumed: its transcript is the one it would have been."""
+    await _chat(scene, "whole", [CLIENT_PROMPT])
+    expected = _transcript(scene, "whole")
+    shown = await _chat(scene, "broken", [CLIENT_PROMPT], kill_after_bytes=60)
+    kept = _transcript(scene, "broken")
+    scene.require(kept == expected[: len(kept)], "the reply was wrong before the crash")
+    scene.require(
+        0 < len(kept) < len(expected), f"the chat was not killed in mid-reply: {len(kept)} tokens kept"
+    )
+    scene.require(
+        len(kept) >= len(shown.decode(errors="ignore")), "a token that was shown is not in the transcript"
+    )
+    await _chat(scene, "broken", [], "--resume")
+    scene.compare(_transcript(scene, "broken"), expected)
 
 
 async def _do(scene: Scene, act: Callable[..., Any]) -> list[StagedPeer]:
@@ -197,34 +205,45 @@ async def _generate(scene: Scene, disturb: Callable[[int], Any] | None = None) -
 
 
 async def _chat(
-    scene: Scene, lines: Sequence[str], *options: str, kill_after_chars: int | None = None
-) -> str:
+    scene: Scene, home: str, lines: Sequence[str], *options: str, kill_after_bytes: int | None = None
+) -> bytes:
     """What a `swarm chat` process says to these lines; killed when it has said so much."""
-    process = await _client_process(scene, "chat", *options, "--max-tokens", str(CLIENT_TOKENS))
+    process = await _client_process(scene, "chat", *options, "--max-tokens", str(CLIENT_TOKENS), home=home)
     assert process.stdin is not None  # noqa: S101 - we asked for pipes
     assert process.stdout is not None  # noqa: S101
     said = b""
     try:
         async with asyncio.timeout(CLIENT_TIMEOUT_S):
             process.stdin.write("".join(f"{line}\n" for line in lines).encode())
-            if kill_after_chars is None:
+            if kill_after_bytes is None:
                 process.stdin.close()
-            while chunk := await process.stdout.read(1 if kill_after_chars else -1):
+            while chunk := await process.stdout.read(kill_after_bytes or -1):
                 said += chunk
-                if kill_after_chars is not None and len(said) >= kill_after_chars:
-                    break
+                if kill_after_bytes is not None and len(said) >= kill_after_bytes:
+                    return said
+            await process.wait()
+            scene.require(process.returncode == 0, f"swarm chat ended with status {process.returncode}")
     finally:
         await _end(process)
-    return said.decode(errors="ignore")
+    return said
 
 
-async def _client_process(scene: Scene, command: str, *arguments: str) -> asyncio.subprocess.Process:
+def _transcript(scene: Scene, home: str) -> list[int]:
+    """The token ids of the one chat that was kept there."""
+    [path] = (scene.stage.config.home / home).rglob("chats/*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+    return [line["id"] for line in lines if line["type"] == "token"]
+
+
+async def _client_process(
+    scene: Scene, command: str, *arguments: str, home: str = "client"
+) -> asyncio.subprocess.Process:
     config = scene.stage.config
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "swarm", command, config.model, *arguments, *joining([scene.stage.join]),
         "--temperature", "0.9", "--seed", str(config.seed), "--lease", f"{config.lease_s}s",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "SWARM_HOME": str(config.home / "client")},
+        env={**os.environ, "SWARM_HOME": str(config.home / home)},
         start_new_session=True,
     )  # fmt: skip
 
