@@ -23,7 +23,7 @@ QUESTION = "What is the capital of France?"
 @click.option("--model", default=MODEL, help="A packaged or cached model, or a directory.")
 @click.option("--prompt", default=QUESTION, metavar="TEXT", help="What to ask.")
 @click.option("--max-tokens", type=click.IntRange(1), default=200, help="Longest answer, in tokens.")
-@click.option("--serve", is_flag=True, help="Keep the swarm until Ctrl-C, and print where to join it.")
+@click.option("--serve", is_flag=True, help="Keep the swarm, a gateway and a status page until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
 def command(peers: int, model: str, prompt: str, max_tokens: int, serve: bool, as_json: bool) -> None:
     """Start a bootstrap node and some peers as processes on this machine, ask one question, end it all.
@@ -50,9 +50,12 @@ async def _demo(model: str, peers: int, prompt: str, max_tokens: int, serve: boo
     spans = even_spans(num_blocks, peers)
     note(f"Starting a bootstrap node and {peers} peers for blocks {', '.join(map(str, spans))} ...")
     with tempfile.TemporaryDirectory(prefix="swarm-demo-") as home:
-        async with LocalSwarm(LocalSwarmConfig(model, spans, home)) as swarm:
+        config = LocalSwarmConfig(model, spans, home, on_start=lambda text: note(f"{text}."))
+        async with LocalSwarm(config) as swarm:
             if serve:
-                _tell_join(swarm.join, model, as_json)
+                gateway = await swarm.start_service("gateway", model)
+                page = await swarm.start_service("status-page")
+                _tell_addresses(model, swarm.join, gateway, page, as_json)
             reply = await _ask(model, swarm.join, prompt, max_tokens, stream=not as_json)
             if as_json:
                 print_json(reply.to_json())
@@ -63,11 +66,14 @@ async def _demo(model: str, peers: int, prompt: str, max_tokens: int, serve: boo
                 await asyncio.Event().wait()
 
 
-def _tell_join(join: str, model: str, as_json: bool) -> None:
+def _tell_addresses(model: str, join: str, gateway: str, page: str, as_json: bool) -> None:
     if as_json:
-        print_json({"join": join, "model": model})
-    else:
-        print_result(f"Join with: swarm chat {model} --join {join}")
+        print_json({"join": join, "model": model, "gateway": gateway, "status_page": page})
+        return
+    print_result(f"Join with:    swarm chat {model} --join {join}")
+    print_result(f"Chat page:    {gateway}/")
+    print_result(f"OpenAI API:   {gateway}/v1")
+    print_result(f"Status page:  {page}/")
 
 
 async def _ask(model: str, join: str, prompt: str, max_tokens: int, *, stream: bool) -> "Reply":

@@ -169,6 +169,6 @@ def _fail_group(group: BaseExceptionGroup[BaseException]) -> int:
 def _fail_click(error: click.ClickException) -> int:
     text = error.format_message().rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        separator = "" if text.endswith(("?", ")")) else "."
+        separator = "" if text.endswith("?") else "."
         text = f"{text}{separator} See '{error.ctx.command_path} --help'."
     return _fail(text, error.exit_code)

@@ -83,7 +83,8 @@ class _Teller:
     """Tells a person."""
 
     def joined(self, addresses: tuple[str, ...], monitor_port: int) -> None:
-        print_result("Others join with: " + " ".join(f"--join {address}" for address in addresses[:1]))
+        for address in addresses:
+            print_result(f"Others join with: --join {address}")
         note(f"Metrics: http://127.0.0.1:{monitor_port}/metrics")
 
     def online(self, profile: "Profile", throughput: "Throughput") -> None:

@@ -43,15 +43,15 @@ def command(model: str | None, join: tuple[str, ...], prove: bool, watch: bool, 
 async def _status(join: tuple[str, ...], wanted: str | None, prove: bool, watch: bool, as_json: bool) -> None:
     async with _observer(join) as observer:
         while True:
-            state = await observer.crawl()
+            await observer.crawl()
+            if prove:
+                await observer.prove()
+            state = await observer.state()
             if state.blind:
                 raise NetworkError(
                     "The directory does not answer", "Check the --join address and the network."
                 )
-            models = _chosen(state, wanted)
-            if prove:
-                models = _chosen(await observer.prove(), wanted)
-            _tell(models, state.models_left_out, as_json, redraw=watch)
+            _tell(_chosen(state, wanted), state.models_left_out, as_json, redraw=watch)
             if not watch:
                 return
             await asyncio.sleep(WATCH_EVERY_S)

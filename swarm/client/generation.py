@@ -8,6 +8,8 @@ interrupted and resumed is the reply that was not.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -114,6 +116,15 @@ class Generation:
         """The losses survived so far."""
         session = self._context.session if self._context else None
         return report_resumes(session.resumes) if session else ()
+
+    async def __aenter__(self) -> Self:
+        """Use as a context manager to be sure that a reply left half-way is freed at once."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._stream

@@ -54,7 +54,7 @@ class Sampling:
 
 def _require(name: str, value: object, holds: bool, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"{name} is {value}", f"{name} must be {wanted}.")
+        raise UsageError(f"{name} cannot be {value}", f"Give it a value {wanted}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,9 +189,7 @@ def _unknown(name: str, root: Path) -> UnknownModel:
     if name in PACKAGED_MODELS or parse_hub_name(name):
         return UnknownModel(what, f"Get it with: swarm model pull {name}")
     hint = did_you_mean(name, dict.fromkeys([*cached, *PACKAGED_MODELS]))
-    return UnknownModel(
-        f"{what}. Cached are: {', '.join(cached) or 'none'}", f"{hint} Get one with: swarm model pull"
-    )
+    return UnknownModel(what, f"{hint} Get another with: swarm model pull ORG/NAME")
 
 
 def _fingerprint(directory: Path) -> str:

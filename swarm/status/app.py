@@ -102,13 +102,16 @@ class StatusPage:
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     async def _show(self) -> None:
+        """Show what is new, with at most a fifth of the time spent on it however large the swarm."""
+        clock = asyncio.get_running_loop().time
         while True:
             await self._news.wait()
             self._news.clear()
+            started_at = clock()
             state = await self.observer.state()
             self._instruments.show(state)
             await self._board.show(View(state, self._past))
-            await asyncio.sleep(SHOW_AT_MOST_EVERY_S)
+            await asyncio.sleep(max(SHOW_AT_MOST_EVERY_S, 4 * (clock() - started_at)))
 
     async def _keep(self) -> None:
         """Write down the state, and read back what is shown of the past. A full disk costs history only."""

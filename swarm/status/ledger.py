@@ -90,9 +90,9 @@ class ProofLedger:
     def _note_hop(self, result: HopResult, views: dict[str, Opinion], now: float) -> None:
         before = self._peers.get(result.planned.peer)
         verdict, reason = self._verdict(result, views)
+        passes = verdict in ("passed", "answered")
         if verdict == "busy" and before is not None:
             verdict, reason = before.verdict, before.reason  # nothing was learnt
-        passes = verdict in ("passed", "answered")
         self._peers[result.planned.peer] = PeerProof(
             verdict=verdict,
             reason=clean(reason, MAX_REASON),

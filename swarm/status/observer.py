@@ -47,7 +47,7 @@ class _Watched:
 
 
 class Observer:
-    """Observes until cancelled; `on_news` is called whenever a new state is to be had. `now` is the wall clock."""
+    """Observes until cancelled; `on_news` is called when there is a new state. `now` is the wall clock."""
 
     def __init__(
         self, network: Network, directory: Directory, canaries: CanarySettings, now: Callable[[], float]

@@ -19,12 +19,13 @@ from swarm.status.health import Health
 from swarm.status.history import RANGES, Point, Range
 from swarm.status.past import Past
 from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
-from swarm.status.text import duration, short_id
+from swarm.status.text import clean, duration, short_id
 from swarm.values import parse_span
 
 PEERS_SHOWN = 60  # of each model on the first page; the rest have pages of their own
 PEERS_A_PAGE = 200
 MODELS_SHOWN = 10
+MAX_TEXT = 500  # characters in one place
 
 _WORDS: dict[Health, str] = {
     "healthy": "working",
@@ -194,12 +195,18 @@ def _coverage_words(model: ModelStatus) -> str:
     return f"Working peers by block: {', '.join(told)}{' and so on' if len(runs) > 20 else ''}."
 
 
+def _harmless(value: object) -> object:
+    """The last look at whatever a template writes; most of it has been cleaned long before."""
+    return clean(value, MAX_TEXT) if type(value) is str else value
+
+
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
     folder = files("swarm.status") / "templates"
     environment = Environment(
         loader=FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
         autoescape=True,
+        finalize=_harmless,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -7,6 +7,8 @@ connections, nothing of what they mean. What the peer itself dials does not pass
 
 import asyncio
 import random
+import socket
+import struct
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -82,7 +84,7 @@ class LinkEmulator:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         onward = await self._open_onward()
         if onward is None or self.is_cut:
-            writer.transport.abort()
+            _reset(writer)
             return
         connection = _Connection(
             _Flow(self._to_peer, reader, onward[1]), _Flow(self._from_peer, onward[0], writer)
@@ -185,14 +187,22 @@ class _Connection:
                 group.create_task(self.to_peer.run())
                 group.create_task(self.from_peer.run())
         except* OSError:
-            pass  # a reset by one end is passed on by the abort below
+            self.abort()  # what one end broke is broken for the other
         finally:
-            self.abort()
+            self.to_peer.writer.close()
+            self.from_peer.writer.close()
 
     def abort(self) -> None:
         """Reset it towards both ends."""
-        self.to_peer.writer.transport.abort()
-        self.from_peer.writer.transport.abort()
+        _reset(self.to_peer.writer)
+        _reset(self.from_peer.writer)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    if not writer.transport.is_closing():
+        at_once = struct.pack("ii", 1, 0)  # without it the other end would see an orderly end
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        writer.transport.abort()
 
 
 def _now() -> float:

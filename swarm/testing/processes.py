@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -140,11 +140,11 @@ class LocalSwarmConfig:
 
     model: str
     spans: Sequence[Span]
-    home: str  # SWARM_HOME of the peers: their identities and lists of known peers
+    home: str  # where the nodes keep their identities and lists of known peers
     dtype: str = "fp32"
     threads: int = 1
-    models_home: str = ""
-    extra: Sequence[str] = ()
+    extra: Sequence[str] = ()  # options of every peer
+    on_start: Callable[[str], None] = lambda text: None  # told, in words, each time a node is up
 
 
 @dataclass(slots=True)
@@ -154,6 +154,7 @@ class LocalSwarm:
     config: LocalSwarmConfig
     bootstrap: SwarmProcess | None = None
     peers: list[SwarmProcess] = field(default_factory=list)
+    services: list[SwarmProcess] = field(default_factory=list)
     join: str = ""
 
     async def __aenter__(self) -> Self:
@@ -162,10 +163,10 @@ class LocalSwarm:
                 "bootstrap", "--listen", "127.0.0.1:0", "--identity", f"{self.config.home}/bootstrap.key"
             )
             self.join = (await self.bootstrap.wait_for("joined"))["join"][0]
+            self.config.on_start("The bootstrap node is up")
             for span in self.config.spans:
                 await self.start_peer(span)
-            for peer in self.peers:
-                await peer.wait_for("online")
+            await asyncio.gather(*(self._wait_online(peer) for peer in self.peers))
         except BaseException:
             await self._stop()
             raise
@@ -187,8 +188,18 @@ class LocalSwarm:
         self.peers.append(peer)
         return peer
 
+    async def start_service(self, *arguments: str) -> str:
+        """Start a gateway or status page of this swarm, and give its address once it listens."""
+        service = await SwarmProcess.start(*arguments, "--join", self.join, "--listen", "127.0.0.1:0")
+        self.services.append(service)
+        return str((await service.wait_for("listening"))["url"]).rstrip("/")
+
+    async def _wait_online(self, peer: SwarmProcess) -> None:
+        blocks = (await peer.wait_for("online"))["blocks"]
+        self.config.on_start(f"The peer of blocks {blocks} is online")
+
     async def _stop(self) -> None:
-        processes = [*self.peers, *([self.bootstrap] if self.bootstrap else [])]
+        processes = [*self.services, *self.peers, *([self.bootstrap] if self.bootstrap else [])]
         await asyncio.gather(*(process.stop() for process in processes))
 
 

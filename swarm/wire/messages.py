@@ -99,7 +99,7 @@ class Leaving(Message, tag="leaving", frozen=True, kw_only=True):
 
 
 class Fault(Message, tag="fault", frozen=True, kw_only=True):
-    """Peer to client: the session, or a step, is refused. Ends the session unless retryable."""
+    """Peer to client: the session, or a step, is refused. Ends the stream; the session stays for a while."""
 
     code: str
     text: str

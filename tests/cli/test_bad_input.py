@@ -67,8 +67,8 @@ def test_an_unknown_model_says_what_is_known_and_how_to_get_it(fails, command):
     code, line = fails(*command_line(command, "smollm2-130m"))
     assert code == 1
     assert line == (
-        "No model 'smollm2-130m' is cached, and there is no such directory. Cached are: none. "
-        "Did you mean 'smollm2-135m'? Get one with: swarm model pull."
+        "No model 'smollm2-130m' is cached, and there is no such directory. "
+        "Did you mean 'smollm2-135m'? Get another with: swarm model pull ORG/NAME."
     )
 
 
@@ -127,7 +127,9 @@ BAD_FILES = {
 @pytest.mark.parametrize("command", BOTH)
 @pytest.mark.parametrize("name", BAD_FILES)
 @pytest.mark.parametrize("has_manifest", [False, True], ids=["never used before", "used before"])
-def test_a_damaged_model_is_refused_before_the_swarm_hears_of_it(fails, tiny, command, name, has_manifest, capfd):
+def test_a_damaged_model_is_refused_before_the_swarm_hears_of_it(
+    fails, tiny, command, name, has_manifest, capfd
+):
     if has_manifest:
         assert cli.run(["model", "manifest", str(tiny)]) == 0
         capfd.readouterr()

@@ -42,7 +42,11 @@ class Mark:
 
     def living(self) -> list[str]:
         """Command lines of the marked processes that still run."""
-        return [" ".join(process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]) if self._has(process)]
+        return [
+            " ".join(process.info["cmdline"])
+            for process in psutil.process_iter(["cmdline"])
+            if self._has(process)
+        ]
 
     def assert_nothing_left(self) -> None:
         """Fail unless all marked processes end within a few seconds."""

@@ -236,11 +236,11 @@ def test_directory_without_a_model_is_refused(root, tmp_path):
     ("name", "hint"),
     [
         ("smollm2-135m", "swarm model pull smollm2-135m"),
-        ("smolm2-135m", "Cached are: tiny. Did you mean 'smollm2-135m'"),
+        ("smolm2-135m", "Did you mean 'smollm2-135m'? Get another with: swarm model pull ORG/NAME"),
         ("tinny", "Did you mean 'tiny'"),
         ("ORG/NAME@v1.0", "swarm model pull ORG/NAME@v1.0"),
         ("files/x.GGUF", "swarm model import files/x.GGUF"),
-        ("../tiny", "Cached are: tiny"),
+        ("../tiny", "Known are: tiny"),
     ],
 )
 def test_unknown_model_is_refused_with_what_would_help(name, hint, imported, root, tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def logind(bus) -> Iterator[Logind]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - it is on another thread
             await asyncio.sleep(0.01)
 
 

@@ -1,7 +1,8 @@
 """A model is what canaries have shown it to be, not what its records claim."""
 
-from swarm.status.health import LATELY_S, assess
 from status_values import NOW, proof, record, shown, snapshot
+
+from swarm.status.health import LATELY_S, assess
 
 PAIR = (record("a", 0, 3), record("b", 3, 6), record("c", 0, 3), record("d", 3, 6))
 ALL = {peer: shown() for peer in "abcd"}

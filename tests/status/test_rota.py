@@ -2,9 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from status_values import record, snapshot
 
 from swarm.status.rota import next_turn
-from status_values import record, snapshot
 
 NONE = frozenset()
 

@@ -219,7 +219,7 @@ function drawChain(message, live) {
   summary.append(links, words.join(" · "));
   const frame = make("div", "chain-table"), table = make("table"), head = make("tr");
   frame.tabIndex = 0;
-  for (const title of ["Blocks", "Peer", "Compute", "Network", "Numbers"]) { const cell = make("th"); cell.textContent = title; head.append(cell); }
+  for (const title of ["Blocks", "Peer", "Compute", "Network", "Dtype"]) { const cell = make("th"); cell.textContent = title; head.append(cell); }
   table.append(head, ...chain.hops.map(drawHop));
   frame.append(table);
   box.append(summary, frame);
@@ -227,8 +227,8 @@ function drawChain(message, live) {
 }
 
 function drawHop(hop) {
-  const row = make("tr"), numbers = hop.quant === "none" ? hop.dtype : `${hop.dtype}, ${hop.quant}`;
-  for (const text of [hop.blocks, `…${hop.peer.slice(-8)}`, `${hop.compute_ms.toFixed(1)} ms`, `${hop.network_ms.toFixed(1)} ms`, numbers]) {
+  const row = make("tr"), dtype = hop.quant === "none" ? hop.dtype : `${hop.dtype}, ${hop.quant}`;
+  for (const text of [hop.blocks, `…${hop.peer.slice(-8)}`, `${hop.compute_ms.toFixed(1)} ms`, `${hop.network_ms.toFixed(1)} ms`, dtype]) {
     const cell = make("td");
     cell.textContent = text;
     row.append(cell);
@@ -328,15 +328,15 @@ async function loadModels() {
   }
   const model = data.find((each) => each.id === select.value);
   if (!model) return;
-  if (model.whole) showHealth("whole", `online, ${model.replicas} ${model.replicas === 1 ? "replica" : "replicas"} of its weakest block`);
+  if (model.whole) showHealth("whole", "online", `Every block is on ${model.replicas === 1 ? "one peer" : `${model.replicas} peers`} or more.`);
   else showHealth("broken", `blocks ${model.missing.join(", ")} are on no peer`);
 }
 
-function showHealth(kind, text) {
+function showHealth(kind, text, detail = text) {
   const box = $("health");
   if (box.textContent !== text) box.textContent = text;
   box.className = `health ${kind}`;
-  box.title = text;
+  box.title = detail;
 }
 
 function openSettings() {

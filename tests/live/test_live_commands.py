@@ -1,4 +1,4 @@
-"""Commands against a small live swarm: what they refuse, what a hostile stream does, and how signals end them."""
+"""Commands against a small live swarm: refusals, hostile streams, and how signals end them."""
 
 import asyncio
 import contextlib
@@ -114,7 +114,8 @@ def test_a_prompt_longer_than_the_context_says_both_lengths(live, command):
     code, out, err = command("generate", live.tiny, "x" * 600, *live.join, "--raw")
     assert (code, out) == (2, "")
     assert err == (
-        "swarm: The prompt has 600 tokens; the model's context holds 512. Shorten the prompt or ask for fewer tokens.\n"
+        "swarm: The prompt has 600 tokens; the model's context holds 512. "
+        "Shorten the prompt or ask for fewer tokens.\n"
     )
 
 
@@ -124,7 +125,7 @@ def test_a_model_that_the_swarm_does_not_host_is_answered_with_those_it_does(liv
 
 
 def test_a_peer_outlives_random_bytes_and_frames_over_the_limit(live, command, background):
-    chance = random.Random(7)
+    chance = random.Random(7)  # noqa: S311 - the same bytes every time
     heads = [(2**32 - 1, 0), (16, MAX_BODY_BYTES + 1), (0, 0)]
     blobs = [header.to_bytes(4, "little") + body.to_bytes(4, "little") + bytes(64) for header, body in heads]
     blobs += [chance.randbytes(chance.randrange(1, 4000)) for _ in range(60)]
@@ -134,7 +135,11 @@ def test_a_peer_outlives_random_bytes_and_frames_over_the_limit(live, command, b
             return [await _answer_to(blob, network, PeerId(live.peer)) for blob in blobs]
 
     answers = background.run(send_all())
-    assert [answer.code for answer in answers[:3]] == ["frame_too_large", "frame_too_large", "malformed_message"]
+    assert [answer.code for answer in answers[:3]] == [
+        "frame_too_large",
+        "frame_too_large",
+        "malformed_message",
+    ]
     assert {answer.code for answer in answers if answer} == {"frame_too_large", "malformed_message"}
     code, _, err = command("generate", live.tiny, "hello", *live.join, "--max-tokens", "2")
     assert (code, err) == (0, "")

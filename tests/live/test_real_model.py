@@ -92,7 +92,9 @@ async def test_twenty_chats_at_once_each_equal_their_solo_run(live):
     async with live.client() as client:
         prompts = [client.chat_ids([{"role": "user", "content": text}]) for text in others]
         solo = [list((await client.generate(ids, max_tokens=10)).token_ids) for ids in prompts]
-        made = [{"prompt_ids": ids, "greedy_ids_fp32": reply} for ids, reply in zip(prompts, solo, strict=True)]
+        made = [
+            {"prompt_ids": ids, "greedy_ids_fp32": reply} for ids, reply in zip(prompts, solo, strict=True)
+        ]
         cases = [*GOLDEN, *made]
         assert len(cases) == 20
         replies = await asyncio.gather(*(begin(client, case)._finish() for case in cases))

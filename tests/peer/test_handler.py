@@ -1,0 +1,286 @@
+"""The peer's end of a stream: what it accepts, what it refuses and with which words, and what stays of it."""
+
+import asyncio
+
+import pytest
+import torch
+from peer_scene import HIDDEN, rows
+
+from swarm.errors import ChannelClosed
+from swarm.peer.handler import OPEN_TIMEOUT_S
+from swarm.wire.frames import MAX_BODY_BYTES, MAX_HEADER_BYTES
+from swarm.wire.messages import (
+    MAX_STEP_TOKENS,
+    WIRE_VERSION,
+    Close,
+    Fault,
+    Leaving,
+    Opened,
+    Output,
+    Ping,
+    Pong,
+    Rewind,
+    Step,
+)
+from swarm.wire.tensors import decode_tensor
+
+OTHER = "f" * 64
+
+
+def test_a_session_opens_at_position_zero_with_the_tokens_granted(play):
+    async def scene(s):
+        return (await (await s.stream()).ask(s.open(max_tokens=10_000)))[0]
+
+    assert play(scene) == Opened(position=0, max_tokens=256, lease_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "values"),
+    [
+        ({"wire_version": WIRE_VERSION + 1}, "wire_version", (WIRE_VERSION, WIRE_VERSION + 1)),
+        ({"manifest": OTHER}, "manifest", (OTHER,)),
+        ({"dtype": "bf16"}, "dtype", ("fp32", "bf16")),
+        ({"quantization": "int8"}, "quantization", ("none", "int8")),
+        ({"start": 0}, "span", ("1:4", "0:4")),
+        ({"end": 5}, "span", ("1:4", "1:5")),
+        ({"start": 3, "end": 3}, "span", ("1:4", "3:3")),
+        ({"start": -1}, "span", ("1:4", "-1:4")),
+        ({"codec": "json"}, "codec", ("fp32", "json")),
+    ],
+)
+def test_what_does_not_fit_is_refused_naming_the_field_and_both_values(play, asked, field, values):
+    async def scene(s):
+        return (await (await s.stream()).ask(s.open(**asked)))[0], s.swarm.model.manifest
+
+    fault, own_manifest = play(scene)
+    assert (fault.code, fault.field, fault.retryable) == (field, field, False)
+    for value in (*values, *((own_manifest,) if field == "manifest" else ())):
+        assert str(value) in fault.text
+
+
+@pytest.mark.parametrize("asked", [{"session": ""}, {"session": "x" * 65}, {"max_tokens": 0}, {"epoch": -1}])
+def test_an_open_with_a_field_out_of_range_is_refused(play, asked):
+    async def scene(s):
+        return (await (await s.stream()).ask(s.open(**asked)))[0]
+
+    assert play(scene).code == "protocol"
+
+
+def test_a_stream_that_begins_with_anything_but_open_is_refused(play):
+    async def scene(s):
+        return (await (await s.stream()).ask(Rewind(position=0)))[0]
+
+    assert play(scene) == Fault(
+        code="protocol", text="A stream begins with Open.", retryable=False, field="type"
+    )
+
+
+def test_a_stream_that_says_nothing_is_closed(play):
+    async def scene(s):
+        stream = await s.stream()
+        with pytest.raises(ChannelClosed):
+            await stream.channel.receive()
+        return asyncio.get_running_loop().time()
+
+    assert play(scene) == pytest.approx(OPEN_TIMEOUT_S, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ((MAX_HEADER_BYTES + 1).to_bytes(4, "little") + bytes(4), "frame_too_large"),
+        ((16).to_bytes(4, "little") + (MAX_BODY_BYTES + 1).to_bytes(4, "little"), "frame_too_large"),
+        (b"GET / HTTP/1.1\r\n\r\n", "frame_too_large"),
+        (bytes(8), "malformed_message"),
+        ((4).to_bytes(4, "little") + bytes(4) + b"\xff\xfe\xfd\xfc", "malformed_message"),
+    ],
+)
+@pytest.mark.parametrize("after_open", [False, True], ids=["at first", "in a session"])
+def test_bytes_that_are_no_frame_or_too_large_a_one_are_refused_before_they_are_read(
+    play, sent, code, after_open
+):
+    async def scene(s):
+        stream = await (s.session() if after_open else s.stream())
+        stream.channel._writer.write(sent)
+        fault, _ = await stream.channel.receive()
+        with pytest.raises(ChannelClosed):
+            await stream.channel.receive()
+        return fault, s.hosted.peer.handler.open_streams
+
+    fault, open_streams = play(scene)
+    assert (fault.code, open_streams) == (code, 0)
+
+
+def test_a_step_gives_what_the_blocks_give_and_moves_the_position(play):
+    async def scene(s):
+        stream = await s.session()
+        whole, body = await stream.push(1, 0, rows(5))
+        other = await s.session(session="other")
+        await other.push(1, 0, rows(4), reply_tokens=0)
+        last, last_body = await other.push(2, 4, rows(5)[4:], reply_tokens=1)
+        return (whole.position, whole.tokens, last.position, last.tokens), body, last_body
+
+    where, body, last_body = play(scene)
+    assert where == (0, 5, 4, 1)
+    whole, last = decode_tensor(body, 5, HIDDEN, "fp32"), decode_tensor(last_body, 1, HIDDEN, "fp32")
+    assert torch.allclose(whole[4:], last, atol=1e-5)
+
+
+def test_only_the_rows_asked_for_come_back(play):
+    async def scene(s):
+        output, body = await (await s.session()).push(1, 0, rows(5), reply_tokens=2)
+        return output.position, output.tokens, len(body)
+
+    assert play(scene) == (3, 2, 2 * HIDDEN * 4)
+
+
+def test_a_step_at_a_wrong_position_is_told_the_right_one(play):
+    async def scene(s):
+        stream = await s.session()
+        await stream.push(1, 0, rows(5))
+        return (await stream.push(2, 3, rows(1)))[0]
+
+    fault = play(scene)
+    assert (fault.code, fault.expected_position, fault.retryable) == ("position", 5, True)
+    assert fault.text == "The step is at position 3, the session at 5."
+
+
+def test_a_repeated_step_is_answered_again_and_not_computed_again(play):
+    async def scene(s):
+        stream = await s.session()
+        first = await stream.push(1, 0, rows(5))
+        again = await stream.push(1, 0, rows(5))
+        return first == again, s.hosted.peer.sessions.find("s").position
+
+    assert play(scene) == (True, 5)
+
+
+@pytest.mark.parametrize(
+    ("step", "body_bytes", "code"),
+    [
+        ({"tokens": 2}, HIDDEN * 4, "malformed_message"),
+        ({"tokens": 0, "reply_tokens": 0}, 0, "protocol"),
+        ({"tokens": -1, "reply_tokens": 0}, 0, "protocol"),
+        ({"reply_tokens": 2}, HIDDEN * 4, "protocol"),
+        ({"tokens": MAX_STEP_TOKENS + 1}, (MAX_STEP_TOKENS + 1) * HIDDEN * 4, "protocol"),
+        ({"tokens": 65}, 65 * HIDDEN * 4, "context_length_exceeded"),
+    ],
+)
+def test_a_step_that_is_not_what_it_says_is_refused_and_leaves_the_session_where_it_was(
+    play, step, body_bytes, code
+):
+    async def scene(s):
+        stream = await s.session()
+        sent = Step(**({"id": 1, "position": 0, "tokens": 1, "reply_tokens": 1} | step))
+        fault, _ = await stream.ask(sent, bytes(body_bytes))
+        return fault.code, s.hosted.peer.sessions.find("s").position
+
+    assert play(scene) == (code, 0)
+
+
+def test_a_rewound_session_goes_on_from_there(play):
+    async def scene(s):
+        stream = await s.session()
+        await stream.push(1, 0, rows(5))
+        _, straight = await stream.push(2, 5, rows(1, seed=1))
+        await stream.channel.send(Rewind(position=5))
+        _, again = await stream.push(3, 5, rows(1, seed=1))
+        await stream.channel.send(Rewind(position=7))
+        return straight == again, (await stream.channel.receive()).message
+
+    same, fault = play(scene)
+    assert same
+    assert (fault.code, fault.expected_position) == ("position", 6)
+
+
+def test_a_ping_is_answered_while_a_step_is_out(play):
+    async def scene(s):
+        stream = await s.session(lease_s=30.0)
+        pushing = asyncio.create_task(stream.push(1, 0, rows(1)))
+        await asyncio.sleep(1)
+        await stream.channel.send(Ping(id=7))
+        return (await pushing).message, asyncio.get_running_loop().time()
+
+    answer, answered_at = play(scene, cost_s=5.0)
+    assert answer == Pong(id=7, queue_depth=1)
+    assert answered_at < 2
+
+
+def test_the_peer_beats_four_times_a_lease_while_a_step_is_out(play):
+    async def scene(s):
+        stream = await s.session(lease_s=2.0)
+        answers = [(await stream.push(1, 0, rows(1))).message]
+        while not isinstance(answers[-1], Output):
+            answers.append((await stream.channel.receive()).message)
+        return answers
+
+    answers = play(scene, cost_s=4.2)
+    assert answers[:-1] == [Pong(id=-1, queue_depth=1)] * 8
+
+
+def test_a_client_that_sends_on_without_reading_is_cut_off(play):
+    async def scene(s):
+        stream = await s.session()
+        for position in range(20):
+            step = Step(id=position, position=position, tokens=1, reply_tokens=1)
+            await stream.channel.send(step, bytes(HIDDEN * 4))
+        while True:
+            message, _ = await stream.channel.receive()
+            if isinstance(message, Fault):
+                return message.code
+
+    assert play(scene, cost_s=1.0) == "protocol"
+
+
+def test_a_message_that_is_not_for_a_peer_is_refused(play):
+    async def scene(s):
+        return (await (await s.session()).ask(Leaving(seconds=1.0)))[0]
+
+    assert play(scene).text == "Leaving is not for a peer."
+
+
+def test_close_frees_the_session_and_ends_the_stream(play):
+    async def scene(s):
+        stream = await s.session()
+        await stream.push(1, 0, rows(5))
+        await stream.channel.send(Close())
+        with pytest.raises(ChannelClosed):
+            await stream.channel.receive()
+        return len(s.hosted.peer.sessions), s.hosted.peer.sessions.used_bytes
+
+    assert play(scene) == (0, 0)
+
+
+def test_a_session_whose_stream_broke_is_taken_up_at_its_position(play):
+    async def scene(s):
+        stream = await s.session()
+        await stream.push(1, 0, rows(5))
+        stream.channel.close()
+        await asyncio.sleep(1)
+        return (await (await s.stream()).ask(s.open(epoch=1)))[0].position
+
+    assert play(scene) == 5
+
+
+def test_a_later_take_fences_the_earlier_one_off(play):
+    async def scene(s):
+        earlier = await s.session(epoch=1)
+        later = await s.session(epoch=2)
+        refused, _ = await (await s.stream()).ask(s.open(epoch=1))
+        cut, _ = await earlier.push(1, 0, rows(1))
+        answer, _ = await later.push(1, 0, rows(1))
+        return refused.code, cut.code, type(answer)
+
+    assert play(scene) == ("fenced", "fenced", Output)
+
+
+def test_a_leaving_peer_says_so_and_takes_no_new_session(play):
+    async def scene(s):
+        stream = await s.session()
+        await s.hosted.peer.handler.leave(30.0)
+        told, _ = await stream.channel.receive()
+        refused, _ = await (await s.stream()).ask(s.open(session="new"))
+        answer, _ = await stream.push(1, 0, rows(1))
+        return told, (refused.code, refused.retryable), type(answer)
+
+    assert play(scene) == (Leaving(seconds=30.0), ("draining", True), Output)
