@@ -100,5 +100,7 @@ def parse_duration(text: str) -> float:
     """Read ``"30s"``, ``"500ms"`` or ``"2m"`` as seconds; a bare number is seconds."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|min|[smhd]?)\s*", text)
     if match is None:
-        raise UsageError(f"{text!r} is not a duration", "Write a number and a unit, for example 30s, 500ms or 2m.")
+        raise UsageError(
+            f"{text!r} is not a duration", "Write a number and a unit, for example 30s, 500ms or 2m."
+        )
     return float(match[1]) * _DURATION_UNITS[match[2]]

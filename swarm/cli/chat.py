@@ -17,7 +17,7 @@ from swarm.errors import SwarmError, UsageError
 
 if TYPE_CHECKING:
     from swarm.client.client import Client
-    from swarm.client.generation import Generation
+    from swarm.client.generation import Generation, Options
     from swarm.client.reply import Reply
     from swarm.client.transcript import Transcript
     from swarm.model.chat_template import Message
@@ -63,7 +63,9 @@ def command(
 
     async def talk() -> None:
         async with await client.open(model) as swarm:
-            chat = _Chat(swarm, sampling, max_tokens, system, None if no_transcript else Chats(state_dir() / "chats"))
+            chat = _Chat(
+                swarm, sampling, max_tokens, system, None if no_transcript else Chats(state_dir() / "chats")
+            )
             await chat.run(resume)
 
     run_command(talk())
@@ -81,7 +83,7 @@ class _Chat:
         chats: "Chats | None",
     ) -> None:
         self._client = client
-        self._limits = {"sampling": sampling.over(client.model.sampling), "max_tokens": max_tokens}
+        self._limits: Options = {"sampling": sampling.over(client.model.sampling), "max_tokens": max_tokens}
         self._system = system
         self._chats = chats
         self._conversation = client.conversation()
@@ -221,7 +223,7 @@ class _Chat:
             f"{reply.ttft_s:.2f} s, then {reply.tokens_per_s:.1f} tokens/s."
         )
         for resume in reply.resumes:
-            note(f"Peer {resume.lost_peer} was lost ({resume.reason}); {resume.stall_s:.2f} s until the reply went on.")
+            note(f"Peer {resume.lost_peer}: {resume.reason}. The reply went on after {resume.stall_s:.2f} s.")
 
     def _save(self, name: str) -> None:
         if not name:

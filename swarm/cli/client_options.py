@@ -77,8 +77,12 @@ def client_options(function: Command) -> Command:
     options = (
         click.option("--join", multiple=True, required=True, metavar="ADDRESS", help="A node of the swarm."),
         click.option("--patience", type=DURATION, default="30s", help="How long to wait for missing blocks."),
-        click.option("--lease", type=DURATION, default="2s", help="Silence after which a peer counts as lost."),
-        click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Only peers that compute in it."),
+        click.option(
+            "--lease", type=DURATION, default="2s", help="Silence after which a peer counts as lost."
+        ),
+        click.option(
+            "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Only peers that compute in it."
+        ),
         click.option(
             "--recovery",
             type=click.Choice(["auto", "fast", "exact"]),
@@ -93,7 +97,9 @@ def client_options(function: Command) -> Command:
             help="Let other peers follow the conversation, ready to take over; auto where it is worth it.",
         ),
         click.option("--local-fallback", is_flag=True, help="Run blocks that nobody hosts on this machine."),
-        click.option("--threads", type=click.IntRange(1, 1024), default=1, help="Threads for the model's ends."),
+        click.option(
+            "--threads", type=click.IntRange(1, 1024), default=1, help="Threads for the model's ends."
+        ),
     )
     return _gather(function, "client", _CLIENT, ClientFlags, options)
 

@@ -46,7 +46,9 @@ async def _demo(model: str, peers: int, prompt: str, max_tokens: int, serve: boo
 
     num_blocks = read_config(resolve(model, store_root())).num_blocks
     if peers > num_blocks:
-        raise UsageError(f"{peers} peers cannot share {num_blocks} blocks", f"Use --peers {num_blocks} or fewer.")
+        raise UsageError(
+            f"{peers} peers cannot share {num_blocks} blocks", f"Use --peers {num_blocks} or fewer."
+        )
     spans = even_spans(num_blocks, peers)
     note(f"Starting a bootstrap node and {peers} peers for blocks {', '.join(map(str, spans))} ...")
     with tempfile.TemporaryDirectory(prefix="swarm-demo-") as home:

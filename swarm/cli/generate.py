@@ -57,7 +57,9 @@ def command(
             else:
                 click.echo("" if streaming else reply.text)
             for resume in reply.resumes:
-                note(f"Peer {resume.lost_peer[-8:]} was lost; the reply went on after {resume.stall_s:.2f} s.")
+                note(
+                    f"Peer {resume.lost_peer[-8:]} was lost; the reply went on after {resume.stall_s:.2f} s."
+                )
 
     run_command(ask())
 

@@ -79,7 +79,9 @@ def _options(role: str) -> tuple[Callable[[Any], Any], ...]:
             default=("0.0.0.0:0",),  # noqa: S104 - a peer is there to be reached
             help="Where to listen; port 0 is any.",
         ),
-        click.option("--announce", multiple=True, metavar="HOST:PORT", help="Where others reach it, if elsewhere."),
+        click.option(
+            "--announce", multiple=True, metavar="HOST:PORT", help="Where others reach it, if elsewhere."
+        ),
         *(() if role == "bootstrap" else (_relay_option(),)),
         click.option(
             "--identity",

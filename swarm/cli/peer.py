@@ -19,14 +19,22 @@ if TYPE_CHECKING:
 
 @click.command("peer")
 @click.argument("model")
-@click.option("--blocks", default="auto", metavar="A:B|auto", help="Blocks to host; auto takes the worst covered.")
+@click.option(
+    "--blocks", default="auto", metavar="A:B|auto", help="Blocks to host; auto takes the worst covered."
+)
 @network_options(role="peer")
 @click.option("--memory", type=SIZE, help="Memory to use, for example 6GiB. [default: 80% of what is free]")
-@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Compute in it. [default: as stored]")
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Compute in it. [default: as stored]"
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with. [default: measured]")
 @click.option("--name", "public_name", default="", help="A name to show on status pages. None by default.")
-@click.option("--monitor", type=click.IntRange(0, 65535), default=0, help="Port of /metrics on loopback; 0 is any.")
-@click.option("--drain", "drain_s", type=DURATION, default="30s", help="How long to let sessions move on leaving.")
+@click.option(
+    "--monitor", type=click.IntRange(0, 65535), default=0, help="Port of /metrics on loopback; 0 is any."
+)
+@click.option(
+    "--drain", "drain_s", type=DURATION, default="30s", help="How long to let sessions move on leaving."
+)
 @click.option("--until-eof", is_flag=True, help="Also leave when standard input ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON.")
 def command(
@@ -90,7 +98,7 @@ class _Teller:
     def online(self, profile: "Profile", throughput: "Throughput") -> None:
         print_result(
             f"Online: blocks {profile.span} of {profile.model_name} in {profile.dtype}, "
-            f"{throughput.decode_tokens_per_s:.1f} tokens/s with {throughput.threads} thread(s). Ctrl-C leaves."
+            f"{throughput.decode_tokens_per_s:.1f} tokens/s on {throughput.threads} thread(s). Ctrl-C leaves."
         )
 
     def leaving(self, within_s: float) -> None:

@@ -27,7 +27,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]], *, until_eof: 
 
 
 def run_command(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run to the result. Ctrl-C raises KeyboardInterrupt, SIGTERM ends the program, both after cleaning up."""
+    """Run to the result. Ctrl-C raises KeyboardInterrupt, SIGTERM SystemExit, both after cleaning up."""
     return asyncio.run(_run_command(work))
 
 

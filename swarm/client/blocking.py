@@ -5,13 +5,13 @@ A thin facade: one background thread runs the loop that the real client lives in
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from swarm.client.client import Client, ClientOptions
-from swarm.client.generation import Generation
+from swarm.client.generation import Generation, Options
 from swarm.client.reply import Piece, Reply
 from swarm.model.chat_template import Message
 
@@ -25,7 +25,9 @@ class BlockingClient:
         print(client.chat([{"role": "user", "content": "Hello"}]).text)
     """
 
-    def __init__(self, model: str | Path, *, join: Sequence[str], options: ClientOptions | None = None) -> None:
+    def __init__(
+        self, model: str | Path, *, join: Sequence[str], options: ClientOptions | None = None
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="swarm client", daemon=True)
         self._thread.start()
@@ -48,19 +50,19 @@ class BlockingClient:
         self._wait(self._client.close())
         self._end_loop()
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Reply:
+    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Reply:
         """The next reply of a conversation; options as `Client.generate`."""
         return self._wait(_whole(self._client.chat(messages, **options)))
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> Reply:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Reply:
         """Continue a prompt; options as `Client.generate`."""
         return self._wait(_whole(self._client.generate(prompt, **options)))
 
-    def stream_chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Piece]:
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Iterator[Piece]:
         """The next reply of a conversation, piece by piece."""
         return self._pieces(self._client.chat(messages, **options))
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Piece]:
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Iterator[Piece]:
         """Continue a prompt, piece by piece."""
         return self._pieces(self._client.generate(prompt, **options))
 
@@ -90,5 +92,5 @@ async def _whole(generation: Generation) -> Reply:
     return await generation
 
 
-async def _next(pieces: Any) -> Piece | None:
+async def _next(pieces: AsyncIterator[Piece]) -> Piece | None:
     return await anext(pieces, None)

@@ -7,12 +7,12 @@ library's resume token: plain data, for any later process.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import msgspec
 
 from swarm.client.context import Context
-from swarm.client.generation import Generation, Request
+from swarm.client.generation import Generation, Options, Request
 from swarm.client.recovery import SessionState
 from swarm.client.reply import Reply
 from swarm.model.chat_template import Message
@@ -60,7 +60,7 @@ class Ask(Protocol):
 class Prepare(Protocol):
     """Makes a request of messages; options as `Client.generate`."""
 
-    def __call__(self, messages: list[Message], **options: Any) -> Request: ...
+    def __call__(self, messages: list[Message], **options: Unpack[Options]) -> Request: ...
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Conversation:
     _text: str = ""  # of the turn in the making
     _generation: Generation | None = None
 
-    def say(self, text: str, **options: Any) -> Generation:
+    def say(self, text: str, **options: Unpack[Options]) -> Generation:
         """Ask for the next reply; options as `Client.generate`."""
         request = self.prepare([*self.messages, {"role": "user", "content": text}], **options)
         return self._begin(text, request)
@@ -117,7 +117,10 @@ class Conversation:
         return generation
 
     def _accept(self, reply: Reply) -> None:
-        self.messages += [{"role": "user", "content": self._text}, {"role": "assistant", "content": reply.text}]
+        self.messages += [
+            {"role": "user", "content": self._text},
+            {"role": "assistant", "content": reply.text},
+        ]
         self._generation = None
 
     def _unfinished(self) -> UnfinishedReply | None:

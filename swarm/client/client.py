@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from swarm.client.batched_head import BatchedHead
 from swarm.client.chat import Conversation, ConversationState
 from swarm.client.context import Context, GuardPolicy
-from swarm.client.generation import Generation, Request, Voice
+from swarm.client.generation import Generation, Limits, Options, Request, Voice
 from swarm.client.hop import HopSettings
 from swarm.client.local import LocalBlocks
 from swarm.client.model import ClientModel, load_client_model
@@ -30,8 +30,8 @@ from swarm.client.router import Numerics
 from swarm.client.routes import Routes
 from swarm.client.spares import Policy
 from swarm.config import store_root
-from swarm.errors import ManifestMismatch, SwarmError
-from swarm.model.chat_template import Message
+from swarm.errors import ManifestMismatch, RequestError, SwarmError
+from swarm.model.chat_template import Json, Message
 from swarm.model.compute import Compute, ComputeThread
 from swarm.model.sampling import Sampling
 from swarm.network.directory import Directory
@@ -127,15 +127,17 @@ class Client:
         """The client's node."""
         return self._network
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Generation:
         """The next reply of a conversation. Await it, or iterate over it. Options as `generate`."""
         return self.generate(self.chat_ids(messages), **options)
 
-    def chat_ids(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+    def chat_ids(self, messages: Sequence[Message], **variables: Json) -> list[int]:
         """The prompt of a conversation: rendered with the model's chat template, as token ids."""
         return self.model.tokenizer.encode_chat(messages, **variables)
 
-    def generate(self, prompt: str | Sequence[int], *, sampling: Sampling | None = None, **limits: Any) -> Generation:
+    def generate(
+        self, prompt: str | Sequence[int], *, sampling: Sampling | None = None, **limits: Unpack[Limits]
+    ) -> Generation:
         """Continue a prompt: text, or token ids as they are. Await it, or iterate over it.
 
         `limits` are the fields of `Request`: max_tokens, min_tokens, stop, top_logprobs, ...
@@ -147,8 +149,12 @@ class Client:
         """Begin the reply to a request, or go on with one whose `output_ids` are there already."""
         return Generation(request, self.voice, self._new_context)
 
-    def request(self, prompt: str | Sequence[int], sampling: Sampling | None = None, **limits: Any) -> Request:
-        """A request with the model's own defaults for what is not given."""
+    def request(
+        self, prompt: str | Sequence[int], sampling: Sampling | None = None, **limits: Unpack[Limits]
+    ) -> Request:
+        """A request with the model's own defaults for what is not given. Raises `RequestError`."""
+        if isinstance(limits.get("stop"), str):
+            raise RequestError("stop is a single text", 'Give a tuple of texts, for example stop=("END",).')
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         limits.setdefault("stop_token_ids", frozenset(self.model.config.stop_token_ids))
         sampling = sampling or self.model.sampling
@@ -159,7 +165,7 @@ class Client:
     def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
         """A chat that keeps its session from turn to turn. To be closed by the caller."""
 
-        def prepare(messages: list[Message], **options: Any) -> Request:
+        def prepare(messages: list[Message], **options: Unpack[Options]) -> Request:
             return self.request(self.chat_ids(messages), **options)
 
         def ask(request: Request, context: Context) -> Generation:

@@ -45,7 +45,9 @@ class Context:
 
     async def move_to(self, ids: Sequence[int]) -> torch.Tensor:
         """Hold exactly `ids` (at least one), reusing what they share with now; gives logits [vocab]."""
-        kept = min(_shared(self._ids, ids), len(ids) - 1)  # the last one is fed again: its logits are asked for
+        kept = min(
+            _shared(self._ids, ids), len(ids) - 1
+        )  # the last one is fed again: its logits are asked for
         if kept < len(self._ids):
             await self.session.rewind(kept)
             del self._ids[kept:]

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict
 
 import torch
 
@@ -48,6 +48,26 @@ class Request:
     allowed: Mask | None = None
 
 
+class Limits(TypedDict, total=False):
+    """The fields of `Request` that may be given by name, to say when a reply ends and what it tells."""
+
+    max_tokens: int | None
+    min_tokens: int
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    include_stop: bool
+    skip_special_tokens: bool
+    top_logprobs: int
+    allowed: Mask | None
+    output_ids: tuple[int, ...]
+
+
+class Options(Limits, total=False):
+    """All that may be given by name with a prompt."""
+
+    sampling: Sampling | None
+
+
 @dataclass(frozen=True, slots=True)
 class Voice:
     """What turns a request into text: the model as the client has it."""
@@ -80,7 +100,12 @@ class Generation:
     """
 
     def __init__(
-        self, request: Request, voice: Voice, open_context: Callable[[], Awaitable[Context]], *, keep: bool = False
+        self,
+        request: Request,
+        voice: Voice,
+        open_context: Callable[[], Awaitable[Context]],
+        *,
+        keep: bool = False,
     ) -> None:
         self.max_tokens = check_request(request, voice)
         self.request = request

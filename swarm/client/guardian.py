@@ -82,7 +82,9 @@ class Guardian:
             spare.wake()
             if spare.lag <= CAUGHT_UP_TOKENS:
                 self._slow.discard(link)
-                await self.session.swap(link, "it is leaving" if link.hop.leaving_in_s is not None else "it is slow")
+                await self.session.swap(
+                    link, "it is leaving" if link.hop.leaving_in_s is not None else "it is slow"
+                )
 
     async def _prepare(self, link: Link, must_move: bool) -> None:
         recovery = self.session.recovery
@@ -113,7 +115,9 @@ class Guardian:
                 continue
             routes.observed(hop.planned.peer, hop.planned.span, hop.decode_s)
             try:
-                others = routes.plan_at_hand(hop.planned.span, hop.planned.numerics, frozenset([hop.planned.peer]))
+                others = routes.plan_at_hand(
+                    hop.planned.span, hop.planned.numerics, frozenset([hop.planned.peer])
+                )
             except (NoRoute, NetworkError):
                 continue
             expected_s = sum(other.expected_ms for other in others) / 1e3

@@ -300,7 +300,9 @@ class RemoteHop:
         return self._lost
 
 
-async def open_hop(network: Network, planned: PlannedHop, settings: HopSettings, role: Role = "active") -> RemoteHop:
+async def open_hop(
+    network: Network, planned: PlannedHop, settings: HopSettings, role: Role = "active"
+) -> RemoteHop:
     """Open a session on a peer. Raises `NetworkError`, `ProtocolError` or `SessionRefused`."""
     channel = await network.open_channel(planned.peer, SESSION_PROTOCOL, settings.open_timeout_s)
     request = Open(
@@ -325,7 +327,9 @@ async def open_hop(network: Network, planned: PlannedHop, settings: HopSettings,
             answer, _ = await channel.receive()
     except TimeoutError:
         channel.close()
-        raise NetworkError(f"Peer {planned.peer} did not answer within {settings.open_timeout_s:.1f} s") from None
+        raise NetworkError(
+            f"Peer {planned.peer} did not answer within {settings.open_timeout_s:.1f} s"
+        ) from None
     except BaseException:
         channel.close()
         raise

@@ -38,7 +38,9 @@ class Ledger:
         """Add rows [tokens, hidden] at the end."""
         needed = self._count + len(rows)
         if needed > len(self._rows):
-            grown = torch.empty((max(needed, 2 * len(self._rows)), self._rows.shape[1]), dtype=self._rows.dtype)
+            grown = torch.empty(
+                (max(needed, 2 * len(self._rows)), self._rows.shape[1]), dtype=self._rows.dtype
+            )
             grown[: self._count] = self._rows[: self._count]
             self._rows = grown
         self._rows[self._count : needed] = rows

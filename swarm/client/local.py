@@ -31,7 +31,9 @@ MEMORY_SHARE = 0.8  # of what is free
 class LocalHop:
     """A session on blocks in this process; see `client/hop.Hop` for what each part means."""
 
-    def __init__(self, planned: PlannedHop, model: SpanModel, compute: Compute, codec_dtype: torch.dtype) -> None:
+    def __init__(
+        self, planned: PlannedHop, model: SpanModel, compute: Compute, codec_dtype: torch.dtype
+    ) -> None:
         self.planned = planned
         self.position = 0
         self.lost: HopLost | None = None
@@ -100,7 +102,10 @@ class LocalBlocks:
         if numerics.quantization != "none":
             return False
         needed = span_size_bytes(self.config, span, parse_dtype(numerics.dtype))
-        return (span, numerics.dtype) in self._loaded or needed < psutil.virtual_memory().available * MEMORY_SHARE
+        return (
+            span,
+            numerics.dtype,
+        ) in self._loaded or needed < psutil.virtual_memory().available * MEMORY_SHARE
 
     async def open(self, planned: PlannedHop, codec_dtype: torch.dtype) -> LocalHop:
         """A session on the blocks, which are loaded the first time. Raises `ModelError`."""

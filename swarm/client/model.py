@@ -29,7 +29,7 @@ class ClientModel:
 
 
 def load_client_model(name: str, root: Path, dtype: str | None = None) -> ClientModel:
-    """Load and verify the ends of a model: a name cached under `root`, or a directory. Raises `ModelError`."""
+    """Load and verify the ends of a model, cached under `root` or in a directory. Raises `ModelError`."""
     directory = resolve(name, root)
     config = read_config(directory)
     manifest = ensure_manifest(directory, root)

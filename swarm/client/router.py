@@ -85,7 +85,7 @@ def no_route(usable: Iterable[PeerRecord], span: Span, besides: str = "") -> NoR
     missing = ", ".join(map(str, missing_blocks(usable, span))) or str(span)
     return NoRoute(
         f"No live peer hosts blocks {missing}{besides}",
-        f"Start one (swarm peer MODEL --blocks {missing.split(',')[0]} --join ADDR), or wait with --patience.",
+        f"Start one (swarm peer MODEL --blocks {missing.split(',')[0]} --join ADDR), or wait longer.",
     )
 
 

@@ -77,16 +77,19 @@ class Routes:
         except NoRoute:
             return self._plan(span, numerics, excluded)
 
-    def plan_at_hand(self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]) -> tuple[PlannedHop, ...]:
+    def plan_at_hand(
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+    ) -> tuple[PlannedHop, ...]:
         """The best chain over `span` by what is known already. Raises `NoRoute`."""
         return self._plan(span, numerics, excluded | self._banned())
 
     def plan_around(self, span: Span, numerics: Numerics | None, stopgap: PeerId) -> tuple[PlannedHop, ...]:
-        """The best chain over `span` by what is known, with `stopgap` for the blocks nobody hosts.
-        """
+        """The best chain over `span` by what is known, with `stopgap` for the blocks nobody hosts."""
         known = self._snapshot.online() if self._snapshot else ()
         answering = [record for record in known if record.peer_id not in self._banned()]
-        kind = numerics or next((Numerics(record.dtype, record.quantization) for record in answering), DEFAULT_NUMERICS)
+        kind = numerics or next(
+            (Numerics(record.dtype, record.quantization) for record in answering), DEFAULT_NUMERICS
+        )
         alike = [record for record in answering if (record.dtype, record.quantization) == kind]
         route: list[PlannedHop] = []
         for part, hosted in partition(span, alike):

@@ -135,7 +135,9 @@ class Session:
         """End the streams only: the peers keep the session for a while, for `take_up`."""
         links, self._links = self._links, []
         spares, self.spares = self.spares, {}
-        await asyncio.gather(*(link.hop.drop() for link in links), *(spare.close() for spare in spares.values()))
+        await asyncio.gather(
+            *(link.hop.drop() for link in links), *(spare.close() for spare in spares.values())
+        )
 
     async def _open(self) -> None:
         hops = await self.recovery.open_chain(self._blocks)

@@ -42,7 +42,9 @@ def is_worth_it(record: PeerRecord, history_tokens: int, losses: int, now: float
 class Spare:
     """Follows one link's ledger over hops of its own, in a task of its own."""
 
-    def __init__(self, hops: Sequence[Hop], ledger: Ledger, step_end: Callable[[Ledger, int, int], int]) -> None:
+    def __init__(
+        self, hops: Sequence[Hop], ledger: Ledger, step_end: Callable[[Ledger, int, int], int]
+    ) -> None:
         ledgers = [ledger, *(Ledger(ledger.hidden_size, ledger.dtype) for _ in hops[1:])]
         self.links = [Link(hop, each) for hop, each in zip(hops, ledgers, strict=True)]
         self.max_lag = MAX_LAG_TOKENS

@@ -96,7 +96,9 @@ def read_transcript(path: Path) -> ConversationState:
     lines = iter(_lines(path))
     first = next(lines, None)
     if not isinstance(first, Begin):
-        raise BrokenTranscript(f"{path} is not a chat that was kept", "Start a new chat, or name another one with --resume.")
+        raise BrokenTranscript(
+            f"{path} is not a chat that was kept", "Start a new chat, or name another one with --resume."
+        )
     messages, turn, tokens, place, ids = list(first.messages), None, list[Token](), None, tuple[int, ...]()
     for line in lines:
         if isinstance(line, Turn):

@@ -3,7 +3,7 @@
 Pure.
 """
 
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -43,11 +43,21 @@ _RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "S
 
 Schema = dict[str, Any]
 
+_EVENT: Schema = {  # of a stream, as a reader of server-sent events has it
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "What to send as Last-Event-ID."},
+        "data": {"type": "string", "description": "A chunk, or an error, as JSON; the last is [DONE]."},
+    },
+    "required": ["data"],
+}
 
-@cache
-def document() -> Schema:
-    """The whole document (OpenAPI 3.1)."""
+
+def document(models: Sequence[str]) -> Schema:
+    """The whole document (OpenAPI 3.1) of a gateway that serves these models."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
+    for kind in (ChatRequest, CompletionRequest):
+        components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -136,7 +146,7 @@ def _answers(good: Schema, errors: tuple[int, ...]) -> Schema:
 def _reply_body(whole: type, chunk: type) -> Schema:
     kinds = [_reference(kind) for kind in dict.fromkeys((whole, chunk))]
     either: Schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    events = {"text/event-stream": {"schema": _EVENT}}
     return {"content": {"application/json": {"schema": either}, **events}}
 
 

@@ -127,7 +127,7 @@ class Api:
 
     async def openapi(self, request: web.Request) -> web.Response:
         """GET /openapi.json"""
-        return web.json_response(document())
+        return web.json_response(document(list(self.models)))
 
     def _hosted(self, name: str) -> HostedModel:
         hosted = self.models.get(name)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from swarm.gateway.refusal import bad
 
 CONTENT_TYPE = "text/event-stream"
-PING = b": waiting for the swarm\n\n"
+# One line only: clients take an empty line after a comment for the end of an event, which then has no data.
+PING = b": waiting for the swarm\n"
 DONE = b"[DONE]"
 
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,80}):(\d{1,9})")

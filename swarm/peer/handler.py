@@ -187,7 +187,9 @@ class SessionHandler:
                 try:
                     queue.put_nowait((message, body))
                 except asyncio.QueueFull:
-                    raise SessionRefused("protocol", "Too many messages without reading the answers.") from None
+                    raise SessionRefused(
+                        "protocol", "Too many messages without reading the answers."
+                    ) from None
 
     async def _work(self, stream: _Stream, queue: asyncio.Queue[tuple[AnyMessage, bytes]]) -> None:
         while True:
@@ -245,7 +247,10 @@ class SessionHandler:
     def _rewind(self, session: PeerSession, position: int) -> None:
         if not 0 <= position <= session.position:
             raise SessionRefused(
-                "position", f"Cannot go back to {position} from {session.position}.", "position", session.position
+                "position",
+                f"Cannot go back to {position} from {session.position}.",
+                "position",
+                session.position,
             )
         session.cache.rewind(position)
         session.answered = None

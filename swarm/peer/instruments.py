@@ -15,7 +15,9 @@ class Instruments:
         self.metrics = Metrics()
         self._steps = self.metrics.counter("steps", "Steps computed.")
         self._tokens = self.metrics.counter("step_tokens", "Rows pushed through the span.")
-        self._compute = self.metrics.histogram("step_compute_seconds", "Computing a step, its batch included.")
+        self._compute = self.metrics.histogram(
+            "step_compute_seconds", "Computing a step, its batch included."
+        )
         self._queue = self.metrics.histogram("step_queue_seconds", "Waiting of a step for its turn.")
 
     def note_step(self, result: StepResult) -> None:

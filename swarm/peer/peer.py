@@ -124,7 +124,9 @@ class Peer:
 
     async def _wake(self, slept_s: float) -> None:
         """Clients have moved on meanwhile: let go of their streams, and say that we are here again."""
-        _logger.warning("This machine slept for %.0f s; sessions are let go, and the peer announces itself again", slept_s)
+        _logger.warning(
+            "This machine slept for %.0f s; sessions are let go, and the peer announces itself again", slept_s
+        )
         self.handler.drop_streams()
         await self.announcer.announce()
 

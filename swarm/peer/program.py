@@ -143,14 +143,18 @@ def _make_plan(config: PeerConfig) -> _Plan:
     dtype = parse_dtype(config.dtype or model.dtype)
     memory_bytes = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
     largest = max(span_size_bytes(model, Span(b, b + 1), dtype) for b in range(model.num_blocks))
-    fitting = blocks_that_fit(int(memory_bytes * (1 - CACHE_SHARE)), largest, bytes_per_token(model, 1, dtype))
+    fitting = blocks_that_fit(
+        int(memory_bytes * (1 - CACHE_SHARE)), largest, bytes_per_token(model, 1, dtype)
+    )
     if config.span is not None:
         model.check_span(config.span)
         check_fits(config.span, fitting, memory_bytes)
         check_files(config.directory, model, config.span)
     elif not fitting:
         check_fits(Span(0, model.num_blocks), fitting, memory_bytes)
-    return _Plan(model, ensure_manifest(config.directory, config.store_root), dtype_name(dtype), memory_bytes, fitting)
+    return _Plan(
+        model, ensure_manifest(config.directory, config.store_root), dtype_name(dtype), memory_bytes, fitting
+    )
 
 
 def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
@@ -182,7 +186,7 @@ async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) 
         chosen = best
         announcer.choose_span(chosen)
         await announcer.announce()
-        await asyncio.sleep(SETTLE_S * random.uniform(0.5, 1.0))
+        await asyncio.sleep(SETTLE_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads, guards nothing
 
 
 async def _take_back(announcer: Announcer) -> None:

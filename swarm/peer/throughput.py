@@ -27,7 +27,9 @@ class Throughput:
     prefill_tokens_per_s: float
 
 
-def measure(model: SpanModel, threads: int | None = None, clock: Callable[[], float] = time.perf_counter) -> Throughput:
+def measure(
+    model: SpanModel, threads: int | None = None, clock: Callable[[], float] = time.perf_counter
+) -> Throughput:
     """Measure with `threads`, or choose between one and all cores, and leave torch set to that."""
     choices = {threads} if threads else {1, os.cpu_count() or 1}
     measured = [_measure_with(model, count, clock) for count in sorted(choices)]

@@ -3,6 +3,7 @@
 Pure. Fields are added over time and never change their meaning; docs/operations.md describes them.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -71,18 +72,19 @@ def incidents_json(incidents: Sequence[Incident]) -> Json:
     return {"incidents": [asdict(incident) for incident in incidents]}
 
 
-def incidents_atom(title: str, origin: str, incidents: Sequence[Incident], now: float) -> bytes:
+def incidents_atom(title: str, incidents: Sequence[Incident], now: float) -> bytes:
     """The latest incidents as an Atom feed (RFC 4287)."""
     feed = Xml.Element("feed", xmlns=_ATOM)
-    _add(feed, "id", f"{origin}/incidents.atom")
+    name = f"urn:swarm:incidents:{hashlib.sha256(title.encode()).hexdigest()[:16]}"
+    _add(feed, "id", name)
     _add(feed, "title", f"Incidents: {title}")
     changes = [incident.ended_at or incident.began_at for incident in incidents]
     _add(feed, "updated", _moment(max(changes, default=now)))
-    Xml.SubElement(feed, "link", rel="self", href=f"{origin}/incidents.atom")
+    Xml.SubElement(feed, "link", rel="self", href="/incidents.atom")
     Xml.SubElement(Xml.SubElement(feed, "author"), "name").text = title
     for incident in incidents:
         entry = Xml.SubElement(feed, "entry")
-        _add(entry, "id", f"{origin}/incidents.atom#{incident.number}")
+        _add(entry, "id", f"{name}:{incident.number}")
         over = "Over: " if incident.ended_at is not None else ""
         _add(entry, "title", f"{over}{incident.cause}")
         _add(entry, "published", _moment(incident.began_at))
@@ -92,7 +94,7 @@ def incidents_atom(title: str, origin: str, incidents: Sequence[Incident], now: 
             "summary",
             f"{incident.model_name}: {incident.cause}" if incident.model_name else incident.cause,
         )
-        Xml.SubElement(entry, "link", href=f"{origin}/#incidents")
+        Xml.SubElement(entry, "link", href="/#incidents")
     return b'<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(feed, encoding="unicode").encode()
 
 

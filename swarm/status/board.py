@@ -70,8 +70,9 @@ class Board:
             view = self.view
             future = asyncio.ensure_future(asyncio.to_thread(lambda: _pack(make(view), content_type)))
             self._answers[name] = future
-            while len(self._answers) > MAX_ANSWERS:
-                self._answers.popitem(last=False)
+        self._answers.move_to_end(name)
+        while len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
         return await asyncio.shield(future)
 
 

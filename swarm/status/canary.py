@@ -24,6 +24,7 @@ OPEN_TIMEOUT_S = 5.0
 LEASE_S = 3.0
 MAX_KV_TOKENS = 64
 RUN_TIMEOUT_S = 40.0
+BROKE_PROTOCOL = "broke the protocol"
 _BUSY = frozenset({"capacity", "draining"})
 
 
@@ -163,9 +164,11 @@ class Canary:
             hop = await open_hop(self.network, result.planned, settings)
         except SessionRefused as refusal:
             result.busy = refusal.fault_code in _BUSY
-            result.fault = "has no room" if result.busy else _in_words(f"refused: {refusal}")
-        except (NetworkError, ProtocolError) as error:
-            result.fault = _in_words(error.what if isinstance(error, ProtocolError) else "does not answer")
+            result.fault = "has no room" if result.busy else "refused the request"
+        except ProtocolError:
+            result.fault = BROKE_PROTOCOL
+        except NetworkError:
+            result.fault = "does not answer"
         else:
             result.rtt_ms = hop.rtt_s * 1e3
             return hop
@@ -179,11 +182,12 @@ def _blame_silent(results: list[HopResult]) -> None:
 
 
 def _in_words(reason: str) -> str:
-    """A reason as it stands after a peer's name; texts of the other end are cleaned where they are shown."""
-    known = {"the stream broke": "broke off"}
-    if reason.startswith("silent for"):
-        return "went silent"
-    return known.get(reason, reason)
+    """A loss as it stands after a peer's name. Never the other end's own text: it would be published."""
+    told = {"silent for": "went silent", "the stream broke": "broke off", "no answer": "takes too long"}
+    refused = {"it refused": "refused the request"}
+    return next(
+        (words for start, words in (told | refused).items() if reason.startswith(start)), BROKE_PROTOCOL
+    )
 
 
 def _now() -> float:

@@ -21,6 +21,7 @@ LATELY_S = 180.0  # a whole canary older than this proves nothing about now
 BLIND_AFTER_S = 60.0  # without a crawl that worked
 SLOW_FACTOR = 5.0  # times the median of the model's peers, per block
 SLOW_FLOOR_MS = 20.0  # per block; below it nobody is called slow
+NAMED_PEERS = 3  # with a reason each; of more, only how many
 MIN_MEASURED = 3  # peers, before any is called slow
 
 
@@ -140,11 +141,10 @@ def _weaknesses(
         ("slow", "are slow"),
     ):
         peers = [record.peer for record in snapshot.online() if conditions[record.peer] == condition]
-        if len(peers) == 1:
-            reasons.append(
-                f"peer {short_id(peers[0])} {_why(proof, peers[0]) if condition != 'slow' else 'is slow'}"
-            )
-        elif peers:
+        if len(peers) <= NAMED_PEERS:
+            told = ("is slow" if condition == "slow" else _why(proof, peer) for peer in peers)
+            reasons += [f"peer {short_id(peer)} {why}" for peer, why in zip(peers, told, strict=True)]
+        else:
             reasons.append(f"{len(peers)} peers {text}: {listed([short_id(peer) for peer in peers])}")
     single = spans_of(block for block, count in enumerate(working) if count == 1)
     if single:

@@ -6,11 +6,12 @@ Blocking; one thread at a time. Knows no event loop.
 """
 
 import contextlib
+import fcntl
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from swarm.errors import ConfigurationError
 from swarm.status.incidents import Incident, Key, ended, troubles
@@ -103,11 +104,15 @@ class Contributor:
 
 
 class History:
-    """The file. Raises `ConfigurationError` when it cannot be opened; writing raises `sqlite3.Error`."""
+    """The file, of one page at a time. Writing raises `sqlite3.Error`.
+
+    Raises `ConfigurationError` when it cannot be opened or another page uses it.
+    """
 
     def __init__(self, path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _claim(path)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
             self._prepare(limit_bytes)
         except (OSError, sqlite3.Error) as error:
@@ -122,6 +127,7 @@ class History:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+        self._lock.close()
 
     def record(self, state: SwarmState) -> None:
         """Add a state. When the file is full, the oldest of everything makes room."""
@@ -261,6 +267,19 @@ class History:
                     f"DELETE FROM {table} WHERE {key} <= (SELECT {key} FROM {table} ORDER BY {key} "  # noqa: S608
                     f"LIMIT 1 OFFSET (SELECT count(*) / {EVICTED_SHARE} FROM {table}))"
                 )
+
+
+def _claim(path: Path) -> IO[bytes]:
+    """Hold a file beside the database for as long as it is open; two pages would mix two swarms."""
+    lock = Path(f"{path}.lock").open("wb")  # noqa: SIM115 - closed with the history
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigurationError(
+            f"The history {path} is in use by another status page", "Name another file with --database."
+        ) from None
+    return lock
 
 
 def _serving(model: ModelStatus) -> Iterable[Any]:

@@ -15,7 +15,7 @@ from swarm.status.proofs import ChainProof, ModelProof, PeerProof, Proof, Verdic
 from swarm.status.rota import Turn
 from swarm.status.text import clean, short_id
 
-KEPT_RUNS = 48  # compared with each other; compared in pairs
+KEPT_RUNS = 24  # compared with each other; compared in pairs
 KEPT_SPEEDS = 9  # whole chains whose median is told
 MAX_REASON = 100
 
@@ -76,12 +76,6 @@ class ProofLedger:
         failed = [hop for hop in run.hops if hop.fault and not hop.busy]
         passed = run.whole and self._is_borne_out(run)
         self._note_chain(run, passed, failed, now)
-
-    def note_probe(self, peer: str, rtt_ms: float | None) -> None:
-        """A round trip to a peer outside of a canary."""
-        if rtt_ms is not None and peer in self._peers:
-            self._peers[peer] = replace(self._peers[peer], rtt_ms=rtt_ms)
-            self._proof = replace(self._proof, peers=dict(self._peers))
 
     def _is_borne_out(self, run: CanaryRun) -> bool:
         """A whole run counts when no hop of it is in doubt."""

@@ -4,6 +4,7 @@ Pure but for reading its own templates. Nothing here asks anybody anything: a pa
 last state, whoever wants it and however often.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
 from swarm.status.text import clean, duration, short_id
 from swarm.values import parse_span
 
-PEERS_SHOWN = 60  # of each model on the first page; the rest have pages of their own
+PEERS_SHOWN = 20  # of each model on the first page; the rest have pages of their own
 PEERS_A_PAGE = 200
 MODELS_SHOWN = 10
 MAX_TEXT = 500  # characters in one place
@@ -107,8 +108,8 @@ def render_peers(site: Site, state: SwarmState, model: ModelStatus, page: int) -
 
 
 def by_gravity(peers: Sequence[PeerStatus]) -> list[PeerStatus]:
-    """Peers with trouble first, else by their blocks."""
-    return sorted(peers, key=lambda peer: (_RANK[peer.condition], parse_span(peer.blocks), peer.peer))
+    """Peers with trouble first, else in the order they have: by their blocks."""
+    return sorted(peers, key=lambda peer: _RANK[peer.condition])
 
 
 def headline(state: SwarmState) -> str:
@@ -195,6 +196,11 @@ def _coverage_words(model: ModelStatus) -> str:
     return f"Working peers by block: {', '.join(told)}{' and so on' if len(runs) > 20 else ''}."
 
 
+def _as_argument(name: str) -> str:
+    """A model's name for a command that strangers will paste into a shell; anyone may have chosen it."""
+    return name if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", name) else "MODEL"
+
+
 def _harmless(value: object) -> object:
     """The last look at whatever a template writes; most of it has been cleaned long before."""
     return clean(value, MAX_TEXT) if type(value) is str else value
@@ -216,6 +222,7 @@ def _templates() -> Environment:
         "duration": duration,
         "short_id": short_id,
         "number": _number,
+        "argument": _as_argument,
         "coverage_words": _coverage_words,
         "coverage": lambda model: plots.coverage(model.claimed, model.coverage),
         "span_bar": lambda peer, model: plots.span_bar(

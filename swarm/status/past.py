@@ -10,8 +10,6 @@ from swarm.status.history import RANGES, Contributor, History, Point, Range
 from swarm.status.incidents import Incident
 from swarm.status.snapshot import SwarmState
 
-SHOWN_MODELS = 10  # with plots on the page; the API gives all
-
 
 @dataclass(frozen=True, slots=True)
 class Past:
@@ -30,15 +28,14 @@ class Past:
 
 
 def read_past(history: History, state: SwarmState) -> Past:
-    """Everything that the page shows of the past."""
-    shown = state.models[:SHOWN_MODELS]
+    """Everything that page and API tell of the past."""
     return Past(
         read_at=state.at,
         incidents=tuple(history.incidents()),
         contributors=tuple(history.contributors()),
         points={
             (model.manifest, name): tuple(history.points(model.manifest, name, state.at))
-            for model in shown
+            for model in state.models
             for name in RANGES
         },
     )

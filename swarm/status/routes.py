@@ -124,11 +124,10 @@ class Routes:
         )
 
     async def _atom(self, request: web.Request) -> web.Response:
-        origin = f"{request.scheme}://{request.host}"
         make: Make = lambda view: api.incidents_atom(  # noqa: E731
-            self._site.title, origin, view.past.incidents, view.state.at
+            self._site.title, view.past.incidents, view.state.at
         )
-        return await self._give(request, f"atom {origin}", "application/atom+xml; charset=utf-8", make)
+        return await self._give(request, "atom", "application/atom+xml; charset=utf-8", make)
 
     async def _badge(self, request: web.Request) -> web.Response:
         name = request.query.get("model", "")

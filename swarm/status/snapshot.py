@@ -74,7 +74,7 @@ class ModelStatus:
     canary_runs: int
     canary_tokens: int
     canary_interrupted: int
-    peers: tuple[PeerStatus, ...]
+    peers: tuple[PeerStatus, ...]  # by their blocks, those that are gone at the end
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ _Args = TypeVarTuple("_Args")
 _Result = TypeVar("_Result")
 
 
-class Deadlock(SwarmError):  # noqa: N818 - named as its kin in swarm/errors
+class Deadlock(SwarmError):
     """Every task waits and no timer is set: nothing can ever happen again."""
 
     code = "deadlock"

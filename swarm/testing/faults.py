@@ -17,7 +17,7 @@ from swarm.errors import SwarmError
 _P2PD = "p2pd"
 
 
-class NodeNotFound(SwarmError):  # noqa: N818 - named as its kin in swarm/errors
+class NodeNotFound(SwarmError):
     """The process has no network daemon to disturb."""
 
     code = "node_not_found"

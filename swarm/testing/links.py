@@ -176,26 +176,37 @@ class _Connection:
 
     to_peer: _Flow
     from_peer: _Flow
+    _aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def lost_bytes(self) -> bool:
         return self.to_peer.lost_bytes or self.from_peer.lost_bytes
 
     async def run(self) -> None:
+        """Carry both directions until they have ended, or until `abort`."""
+        tasks = [asyncio.create_task(self._carry()), asyncio.create_task(self._aborted.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.to_peer.writer.close()
+            self.from_peer.writer.close()
+
+    def abort(self) -> None:
+        """Reset it towards both ends."""
+        self._aborted.set()
+        _reset(self.to_peer.writer)
+        _reset(self.from_peer.writer)
+
+    async def _carry(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.to_peer.run())
                 group.create_task(self.from_peer.run())
         except* OSError:
             self.abort()  # what one end broke is broken for the other
-        finally:
-            self.to_peer.writer.close()
-            self.from_peer.writer.close()
-
-    def abort(self) -> None:
-        """Reset it towards both ends."""
-        _reset(self.to_peer.writer)
-        _reset(self.from_peer.writer)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ STOP_TIMEOUT_S = 15.0
 _KEPT_ERROR_LINES = 20
 
 
-class ProcessFailed(SwarmError):  # noqa: N818 - named as its kin in swarm/errors
+class ProcessFailed(SwarmError):
     """A process of a local swarm did not start, or ended before it should."""
 
     code = "process_failed"
@@ -177,7 +178,9 @@ class LocalSwarm:
     ) -> None:
         await self._stop()
 
-    async def start_peer(self, span: Span, identity: str | None = None, join: str | None = None) -> SwarmProcess:
+    async def start_peer(
+        self, span: Span, identity: str | None = None, join: str | None = None
+    ) -> SwarmProcess:
         """Start one more peer; does not wait until it is online."""
         config = self.config
         peer = await SwarmProcess.start(
@@ -206,4 +209,4 @@ class LocalSwarm:
 def even_spans(num_blocks: int, count: int) -> list[Span]:
     """The blocks of a model in `count` spans of nearly the same length."""
     edges = [round(index * num_blocks / count) for index in range(count + 1)]
-    return [Span(start, end) for start, end in zip(edges, edges[1:], strict=False)]
+    return [Span(start, end) for start, end in pairwise(edges)]

@@ -92,7 +92,9 @@ class InProcessSwarm:
         """The peers that were neither killed nor left."""
         return [hosted for hosted in self.peers if not hosted.gone]
 
-    async def add_peer(self, span: Span, identity: Identity | None = None, **limits: float) -> HostedPeer:
+    async def add_peer(
+        self, span: Span, identity: Identity | None = None, limits: SessionLimits | None = None
+    ) -> HostedPeer:
         """Start a peer for a span and wait until it is online."""
         identity = identity or new_identity()
         network = self.net.join(identity)
@@ -110,9 +112,9 @@ class InProcessSwarm:
         )
         announcer = Announcer(OwnDirectory(network, identity, self.now), profile, self.now)
         blocks = load_span(self.directory, config, span, dtype=parse_dtype(self.dtype))
-        session_limits = SessionLimits(**{"cache_bytes": CACHE_BYTES, "context_tokens": config.context_length} | limits)  # type: ignore[arg-type]
+        limits = limits or SessionLimits(CACHE_BYTES, config.context_length)
         throughput = Throughput(threads=1, decode_tokens_per_s=1000.0, prefill_tokens_per_s=10_000.0)
-        peer = Peer(blocks, announcer, session_limits, throughput, self.compute(), Instruments(), self.now)
+        peer = Peer(blocks, announcer, limits, throughput, self.compute(), Instruments(), self.now)
         await peer.serve(network)
         hosted = HostedPeer(peer, self.net, network, identity, asyncio.create_task(announcer.run()))
         self.peers.append(hosted)

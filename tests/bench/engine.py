@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Prints what the engine does alone: decode ms/token and prefill tokens/s, by dtype and batch size.
 
     python tests/bench/engine.py [--model DIRECTORY] [--threads N]

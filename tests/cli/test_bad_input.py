@@ -1,4 +1,4 @@
-"""Every bad input at the command line: the sentence a person reads, the exit code, and nothing left running."""
+"""Every bad input at the command line: the sentence, the exit code, and nothing left running."""
 
 import contextlib
 import json
@@ -98,7 +98,7 @@ def configured(**fields: object):
 BAD_FILES = {
     "no weights": (
         lambda directory: (directory / "model.safetensors").unlink(),
-        "tiny holds neither model.safetensors nor model.safetensors.index.json; no other format is read. Fetch",
+        "tiny holds neither model.safetensors nor model.safetensors.index.json; no other format is read.",
     ),
     "truncated weights": (cut_in_half, "model.safetensors ends before the tensor "),
     "empty weights": (
@@ -115,7 +115,8 @@ BAD_FILES = {
     ),
     "unsupported architecture": (
         configured(model_type="gpt_neox"),
-        "The model type 'gpt_neox' in {}/config.json is not supported. Supported: llama, mistral, qwen2, qwen3.",
+        "The model type 'gpt_neox' in {}/config.json is not supported. "
+        "Supported: llama, mistral, qwen2, qwen3.",
     ),
     "unsupported rotary embedding": (
         configured(rope_scaling={"rope_type": "longrope"}),

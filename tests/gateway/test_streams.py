@@ -173,3 +173,14 @@ async def test_a_drain_that_takes_too_long_ends_the_replies_with_an_error(serve)
         rest = await response.text()
         await closing
     assert msgspec.json.decode(rest.splitlines()[-2].removeprefix("data: "))["error"]["code"] == "cancelled"
+
+
+async def test_pings_come_while_nothing_else_does_and_are_no_events(serve, monkeypatch):
+    monkeypatch.setattr("swarm.gateway.streams.PING_S", 0.02)
+    monkeypatch.setattr("swarm.gateway.routes.HEADERS_WAIT_S", 0.02)
+    async with serve(cost_s=0.1) as served:
+        async with served.http.post(CHAT, json=LONG | {"max_tokens": 2}) as response:
+            text = await response.text()
+    assert ": waiting for the swarm\nid: " in text
+    assert "swarm\n\n" not in text  # clients would take that for an event without data
+    assert read_events(text)[-1] == "[DONE]"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 FRANCE = [504, 3575, 282, 4649, 314, 7042, 30, 2]
 

@@ -24,7 +24,7 @@ from swarm.values import PeerId, Span
 from swarm.wire.frames import MAX_BODY_BYTES
 from swarm.wire.messages import SESSION_PROTOCOL, Fault
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def test_a_hole_is_named_with_what_would_fill_it(live, command):
     assert err.splitlines()[0] == "Waiting: No live peer hosts blocks 2:6."
     assert err.splitlines()[-1] == (
         "swarm: No live peer hosts blocks 2:6. "
-        "Start one (swarm peer MODEL --blocks 2:6 --join ADDR), or wait with --patience."
+        "Start one (swarm peer MODEL --blocks 2:6 --join ADDR), or wait longer."
     )
 
 

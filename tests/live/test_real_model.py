@@ -20,7 +20,12 @@ from swarm.model.weights import span_size_bytes
 from swarm.testing.processes import LocalSwarm, LocalSwarmConfig, SwarmProcess
 from swarm.values import Span
 
-pytestmark = [pytest.mark.live, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.model,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2-135m.json").read_text())
 LONGEST = next(case for case in GOLDEN if case["prompt"].startswith("1, 2, 3"))

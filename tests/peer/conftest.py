@@ -29,14 +29,14 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def play(tiny_directory: Path) -> Callable[..., Result]:
     """Runs a coroutine function with a `Scene`, in virtual time; a batch of the peer takes `cost_s`."""
 
-    def run(scene: Play[Result], cost_s: float = 0.0, **limits: float) -> Result:
+    def run(scene: Play[Result], cost_s: float = 0.0) -> Result:
         async def main() -> Result:
             loop = asyncio.get_running_loop()
             swarm = InProcessSwarm(
                 tiny_directory, now=lambda: 1e9 + loop.time(), compute=lambda: InlineCompute(cost_s)
             )
             async with swarm:
-                return await scene(Scene(swarm, await swarm.add_peer(Span(1, 4), **limits)))
+                return await scene(Scene(swarm, await swarm.add_peer(Span(1, 4))))
 
         return run_virtual(main())
 

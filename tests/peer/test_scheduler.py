@@ -37,21 +37,21 @@ def test_two_prompts_take_turns():
 
 
 def test_a_spare_waits_while_anybody_else_has_work():
-    scheduler = Scheduler()
+    scheduler = Scheduler(spare_slice_tokens=32)
     scheduler.submit(step("spare", 40, spare=True))
     scheduler.submit(step("active", 1))
     assert [scheduler.next_batch()[0].step.session for _ in range(3)] == ["active", "spare", "spare"]
 
 
 def test_steps_through_other_blocks_are_not_mixed():
-    scheduler = Scheduler()
+    scheduler = Scheduler(spare_slice_tokens=32)
     scheduler.submit(step("a", 1))
     scheduler.submit(step("b", 1, span=Span(1, 3)))
     assert [[part.step.session for part in scheduler.next_batch()] for _ in range(2)] == [["a"], ["b"]]
 
 
 def test_a_cancelled_session_gets_no_more_turns():
-    scheduler = Scheduler()
+    scheduler = Scheduler(spare_slice_tokens=32)
     scheduler.submit(step("a", 3 * SLICE_TOKENS))
     scheduler.next_batch()
     scheduler.cancel("a")
@@ -60,9 +60,10 @@ def test_a_cancelled_session_gets_no_more_turns():
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.booleans(), st.integers(0, 1)), max_size=20))
 def test_every_row_is_computed_once_and_in_order(work):
-    scheduler = Scheduler()
+    scheduler = Scheduler(spare_slice_tokens=32)
     steps = [
-        step(str(n), tokens, spare=spare, span=Span(0, 4 + span)) for n, (tokens, spare, span) in enumerate(work)
+        step(str(n), tokens, spare=spare, span=Span(0, 4 + span))
+        for n, (tokens, spare, span) in enumerate(work)
     ]
     for each in steps:
         scheduler.submit(each)

@@ -94,18 +94,22 @@ class Logind:
             except ConnectionResetError:
                 return
             if call.header.message_type is MessageType.method_call:
-                self._connection.send(self._answer(call))
+                self._answer(call)
 
-    def _answer(self, call):
+    def _answer(self, call) -> None:
         if call.header.fields[HeaderFields.member] == "Get":
             assert call.body == (f"{NAME}.Manager", "InhibitDelayMaxUSec")
-            return new_method_return(call, "v", (("t", 5_000_000),))
+            self._connection.send(new_method_return(call, "v", (("t", 5_000_000),)))
+            return
         self.asked.append(call.body)
         if self._refuses:
-            return new_error(call, "org.freedesktop.DBus.Error.AccessDenied", "s", ("not here",))
+            denied = "org.freedesktop.DBus.Error.AccessDenied"
+            self._connection.send(new_error(call, denied, "s", ("not here",)))
+            return
         ours, theirs = os.pipe()
         self._locks.append(ours)
-        return new_method_return(call, "h", (FileDescriptor(theirs),))
+        with FileDescriptor(theirs) as lock:
+            self._connection.send(new_method_return(call, "h", (lock,)))
 
 
 @pytest.fixture

@@ -176,6 +176,11 @@ def test_a_file_that_is_no_database_is_refused_by_name(path):
         History(path)
 
 
+def test_two_pages_do_not_share_a_file(path, history):
+    with pytest.raises(ConfigurationError, match="in use by another status page"):
+        History(path)
+
+
 def test_a_file_of_another_layout_is_refused(path):
     History(path).close()
     sqlite3.connect(path).execute("PRAGMA user_version = 99")

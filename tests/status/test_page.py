@@ -128,6 +128,14 @@ def _harmless():
     return state(*peers, shown_by=proof(failing)), past
 
 
+@pytest.mark.parametrize(
+    "name", ["x; rm -rf ~", "$(reboot)", "--identity=/etc", "a b", "`id`", "x\nreboot", ""]
+)
+def test_a_name_that_means_something_to_a_shell_is_not_in_the_command(name):
+    said = page(state(record("a", 0, 5), name=name)).text
+    assert "swarm peer MODEL --blocks 5:6 --join ADDRESS" in said
+
+
 def test_a_name_of_ten_thousand_characters_is_cut():
     html = render_page(Site(), state(record("a", 0, 6, public_name="W" * 10_000)), Past(), "24h")
     assert "W" * 47 + "…" in html

@@ -91,7 +91,9 @@ def test_a_lost_span_is_covered_by_several_peers_with_other_cuts(virtual_swarm, 
     async def run():
         async with virtual_swarm(compute=slow_compute) as swarm:
             await swarm.add_peers([Span(*span) for span in spans])
-            generation = swarm.client(NO_SPARES).generate(PROMPT, max_tokens=COUNT, stop_token_ids=frozenset())
+            generation = swarm.client(NO_SPARES).generate(
+                PROMPT, max_tokens=COUNT, stop_token_ids=frozenset()
+            )
             ids = await read(generation, 10)
             await swarm.add_peers([Span(0, 3), Span(2, 4), Span(4, 6)])
             await kill(swarm, None)
@@ -160,7 +162,7 @@ def test_a_replacement_that_dies_during_the_replay_is_replaced_itself(virtual_sw
         await first.kill()
 
         async def kill_next():
-            while not any(p is not first and p.peer.handler.open_streams for p in middle):
+            while not any(p is not first and p.peer.handler.open_streams for p in middle):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await serving(swarm, (2, 4)).kill()
 
@@ -190,7 +192,9 @@ def test_a_loss_during_the_prompt_changes_nothing(virtual_swarm, reference):
     assert len(reply.resumes) == 1
 
 
-def test_when_nobody_is_left_the_error_names_the_blocks_and_the_reply_can_go_on_later(virtual_swarm, reference):
+def test_when_nobody_is_left_the_error_names_the_blocks_and_the_reply_can_go_on_later(
+    virtual_swarm, reference
+):
     async def run():
         async with virtual_swarm(compute=slow_compute) as swarm:
             await swarm.add_peers([Span(0, 3), Span(3, 6)])

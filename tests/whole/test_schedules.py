@@ -23,6 +23,7 @@ from swarm.errors import NoRoute
 from swarm.model.compute import InlineCompute
 from swarm.model.sampling import Sampling
 from swarm.network.memory import Link
+from swarm.peer.sessions import SessionLimits
 from swarm.security.identity import Identity
 from swarm.testing.clock import run_virtual
 from swarm.testing.swarm import HostedPeer, InProcessSwarm
@@ -32,7 +33,8 @@ from swarm.values import Span
 BLOCKS = 6
 STEP_S = 0.02
 TROUBLE_S = 4.0  # during which things happen
-LIMITS = {"linger_s": 60.0, "idle_s": 90.0}  # how long peers keep sessions of clients they lost
+# how long peers keep sessions of clients they lost
+LIMITS = SessionLimits(cache_bytes=2**28, context_tokens=2048, linger_s=60.0, idle_s=90.0)
 SETTLED_AFTER_S = 160.0
 GIVEN_UP_AFTER_S = 600.0
 SCHEDULES, PER_TEST = 60, 10
@@ -148,7 +150,7 @@ class Play:
         await self.check_nothing_is_left()
 
     async def add_peer(self, span: Span) -> HostedPeer:
-        return await self.swarm.add_peer(span, Identity(self._keys.randbytes(32)), **LIMITS)
+        return await self.swarm.add_peer(span, Identity(self._keys.randbytes(32)), LIMITS)
 
     def add_client(self, options: ClientOptions) -> Client:
         client = self.swarm.client(options)

@@ -169,8 +169,8 @@ def test_a_peer_that_becomes_slow_is_left_without_losing_its_work(virtual_swarm,
 
 def record(**changes) -> PeerRecord:
     fields = {
-        "peer": "p", "model": "0" * 64, "issued_at": 0.0, "expires_at": 30.0, "sequence": 1, "start": 0, "end": 3,
-        "state": "online", "dtype": "fp32", "quantization": "none", "decode_tokens_per_s": 100.0,
+        "peer": "p", "model": "0" * 64, "issued_at": 0.0, "expires_at": 30.0, "sequence": 1, "start": 0,
+        "end": 3, "state": "online", "dtype": "fp32", "quantization": "none", "decode_tokens_per_s": 100.0,
         "prefill_tokens_per_s": 500.0, "free_tokens": 1, "queue_depth": 0, "wire_version": 1, "software": "0",
         "started_at": 0.0,
     }  # fmt: skip

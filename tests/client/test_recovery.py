@@ -1,0 +1,117 @@
+"""Opening a chain is all or nothing, is tried again with what is left, and settles the numerics."""
+
+import asyncio
+
+import pytest
+
+from swarm.client.client import ClientOptions
+from swarm.client.recovery import Recovery
+from swarm.errors import NoRoute
+from swarm.testing.swarm import InProcessSwarm
+from swarm.values import Span
+from swarm.wire.messages import SESSION_PROTOCOL, Fault
+
+WHOLE = Span(0, 6)
+
+
+def recovery_of(swarm: InProcessSwarm, **options) -> Recovery:
+    return swarm.client(ClientOptions(**options)).conversation().context.session.recovery
+
+
+async def refuse(channel) -> None:
+    """A peer that takes no sessions any more, whatever its record says."""
+    await channel.receive()
+    await channel.send(
+        Fault(code="capacity", text="This peer's memory for sessions is full.", retryable=True)
+    )
+
+
+def sessions(swarm: InProcessSwarm) -> list[int]:
+    return [len(hosted.peer.sessions) for hosted in swarm.peers]
+
+
+def test_the_first_chain_settles_numerics_and_codec(play):
+    async def scene(swarm):
+        recovery = recovery_of(swarm)
+        hops = await recovery.open_chain(WHOLE)
+        settled = str(recovery.numerics), recovery.settings.codec, recovery.settled
+        await asyncio.gather(*(hop.close(1.0) for hop in hops))
+        return [str(hop.planned.span) for hop in hops], settled, sessions(swarm)
+
+    assert play(scene, "0:2 2:6") == (["0:2", "2:6"], ("fp32", "fp32", True), [0, 0])
+
+
+def test_a_peer_that_refuses_is_replaced_and_no_half_chain_is_left(play):
+    async def scene(swarm):
+        full, other = swarm.peers[1], swarm.peers[2]
+        await full.network.serve(SESSION_PROTOCOL, refuse)
+        waits = []
+        recovery = recovery_of(swarm, on_wait=waits.append)
+        recovery.routes.heard(other.id, 0.9)  # so that the full one is tried first
+        hops = await recovery.open_chain(WHOLE)
+        chosen = hops[1].planned.peer == other.id
+        await asyncio.gather(*(hop.close(1.0) for hop in hops))
+        return chosen, [wait.what for wait in waits], sessions(swarm)
+
+    assert play(scene, "0:3 3:6 3:6") == (True, ["This peer's memory for sessions is full"], [0, 0, 0])
+
+
+def test_when_all_refuse_the_error_has_the_blocks_and_the_last_reason(play):
+    async def scene(swarm):
+        await swarm.peers[1].network.serve(SESSION_PROTOCOL, refuse)
+        with pytest.raises(NoRoute) as error:
+            await recovery_of(swarm, patience_s=2.0).open_chain(WHOLE)
+        await asyncio.sleep(1)
+        return str(error.value), sessions(swarm), asyncio.get_running_loop().time()
+
+    told, left, ended_at = play(scene, "0:3 3:6")
+    assert told.startswith(
+        "No live peer hosts blocks 3:6 (this peer's memory for sessions is full). "
+        "Start one (swarm peer MODEL --blocks 3:6 --join ADDR)"
+    )
+    assert left == [0, 0]
+    assert ended_at < 4
+
+
+def test_opening_that_is_cancelled_leaves_no_session(play):
+    async def silent(channel) -> None:
+        await asyncio.sleep(3600)
+
+    async def scene(swarm):
+        await swarm.peers[1].network.serve(SESSION_PROTOCOL, silent)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await recovery_of(swarm).open_chain(WHOLE)
+        await asyncio.sleep(0.1)
+        return sessions(swarm)
+
+    assert play(scene, "0:3 3:6") == [0, 0]
+
+
+def test_each_attempt_has_a_higher_epoch(play):
+    async def scene(swarm):
+        recovery = recovery_of(swarm)
+        epochs = []
+        for _ in range(2):
+            hops = await recovery.open_chain(WHOLE)
+            epochs.append(recovery.settings.epoch)
+            await asyncio.gather(*(hop.drop() for hop in hops))
+        return epochs
+
+    assert play(scene) == [1, 2]
+
+
+def test_a_lost_hop_that_is_found_again_still_holds_what_it_held(play):
+    async def scene(swarm):
+        client = swarm.client()
+        context = client.conversation().context
+        await context.move_to([1, 2, 3, 4])
+        [old] = context.session.hops
+        recovery = context.session.recovery
+        recovery.routes.lost(old.planned.peer)
+        [new] = await recovery.replace([old])
+        held = new.position
+        await new.close(1.0)
+        return held
+
+    assert play(scene) == 4

@@ -1,0 +1,193 @@
+"""What a client remembers of peers: snapshots grow old, losses are held against a peer for a while."""
+
+import asyncio
+
+import pytest
+
+from swarm.client.router import Numerics
+from swarm.client.routes import FETCH_TIMEOUT_S, FIRST_BAN_S, SNAPSHOT_LIFE_S, Routes
+from swarm.errors import NetworkError, NoRoute, PeerUnreachable
+from swarm.testing.clock import run_virtual
+from swarm.values import ModelDigest, PeerId, Span
+from swarm.wire.records import PeerRecord, Snapshot
+
+WHOLE = Span(0, 6)
+A, B = PeerId("a"), PeerId("b")
+
+
+def record(peer: str, start: int = 0, end: int = 6, **changes) -> PeerRecord:
+    fields = {
+        "peer": peer, "model": "0" * 64, "issued_at": 0.0, "expires_at": 30.0, "sequence": 1, "start": start,
+        "end": end, "state": "online", "dtype": "fp32", "quantization": "none", "decode_tokens_per_s": 100.0,
+        "prefill_tokens_per_s": 1000.0, "free_tokens": 10_000, "queue_depth": 0, "wire_version": 1,
+        "software": "0",
+    }  # fmt: skip
+    return PeerRecord(**(fields | changes))
+
+
+class Book:
+    """A directory that counts how often it is asked."""
+
+    def __init__(self, *records: PeerRecord) -> None:
+        self.records = records
+        self.asked = 0
+        self.silent = False
+
+    async def fetch(self) -> Snapshot:
+        self.asked += 1
+        if self.silent:
+            await asyncio.sleep(3600)
+        return Snapshot(ModelDigest("0" * 64), 6, self.records, 0.0)
+
+
+def with_routes(book: Book, scene):
+    async def main():
+        return await scene(Routes(book.fetch))
+
+    return run_virtual(main())
+
+
+async def peers(routes: Routes, **options) -> list[str]:
+    return [hop.peer for hop in await routes.plan(WHOLE, **options)]
+
+
+def test_a_snapshot_serves_for_a_while_and_is_then_fetched_anew():
+    book = Book(record("a"))
+
+    async def scene(routes):
+        await routes.plan(WHOLE)
+        await asyncio.sleep(SNAPSHOT_LIFE_S - 1)
+        await routes.plan(WHOLE)
+        before = book.asked
+        await asyncio.sleep(2)
+        await routes.plan(WHOLE)
+        return before, book.asked
+
+    assert with_routes(book, scene) == (1, 2)
+
+
+def test_a_snapshot_without_a_chain_is_fetched_anew_at_once():
+    book = Book()
+
+    async def scene(routes):
+        with pytest.raises(NoRoute):
+            await routes.plan(WHOLE)
+        book.records = (record("a"),)
+        return await peers(routes)
+
+    assert with_routes(book, scene) == ["a"]
+
+
+def test_a_directory_that_falls_silent_leaves_the_old_snapshot_in_use():
+    book = Book(record("a"))
+
+    async def scene(routes):
+        await routes.plan(WHOLE)
+        book.silent = True
+        await asyncio.sleep(SNAPSHOT_LIFE_S + 1)
+        started_at = asyncio.get_running_loop().time()
+        return await peers(routes), asyncio.get_running_loop().time() - started_at
+
+    assert with_routes(book, scene) == (["a"], FETCH_TIMEOUT_S)
+
+
+def test_a_directory_that_never_answered_is_a_network_error_that_says_what_to_check():
+    book = Book()
+    book.silent = True
+
+    async def scene(routes):
+        with pytest.raises(NetworkError, match=r"The directory does not answer\. Check the --join address"):
+            await routes.plan(WHOLE)
+
+    with_routes(book, scene)
+
+
+def test_a_lost_peer_is_passed_over_for_a_while_and_longer_after_each_loss():
+    async def scene(routes):
+        await routes.refresh()
+        routes.lost(A)
+        taken = [await peers(routes)]
+        await asyncio.sleep(FIRST_BAN_S + 0.1)
+        taken.append(await peers(routes))
+        routes.lost(A)
+        await asyncio.sleep(FIRST_BAN_S + 0.1)
+        taken.append(await peers(routes))
+        await asyncio.sleep(FIRST_BAN_S)
+        taken.append(await peers(routes))
+        return taken
+
+    faster = record("a", decode_tokens_per_s=500.0)
+    assert with_routes(Book(faster, record("b")), scene) == [["b"], ["a"], ["b"], ["a"]]
+
+
+def test_a_lost_peer_that_is_the_only_one_is_taken_all_the_same_but_an_excluded_one_never():
+    async def scene(routes):
+        await routes.refresh()
+        routes.lost(A)
+        with pytest.raises(NoRoute):
+            await routes.plan(WHOLE, excluded=frozenset({A}))
+        return await peers(routes)
+
+    assert with_routes(Book(record("a")), scene) == ["a"]
+
+
+def test_a_peer_that_answers_again_is_forgiven():
+    async def scene(routes):
+        await routes.refresh()
+        routes.lost(A)
+        routes.heard(A, 0.001)
+        return await peers(routes)
+
+    assert with_routes(Book(record("a", decode_tokens_per_s=500.0), record("b")), scene) == ["a"]
+
+
+def test_measured_round_trips_decide_between_equal_peers():
+    async def scene(routes):
+        await routes.refresh()
+        routes.heard(A, 0.2)
+        routes.heard(B, 0.02)
+        return await peers(routes)
+
+    assert with_routes(Book(record("a"), record("b")), scene) == ["b"]
+
+
+def test_a_speed_that_was_seen_overrules_the_record_for_a_minute():
+    async def scene(routes):
+        await routes.refresh()
+        routes.heard(A, 0.001)
+        routes.heard(B, 0.001)
+        routes.observed(A, WHOLE, 1.0)
+        slow = await peers(routes)
+        await asyncio.sleep(61)
+        return slow, await peers(routes)
+
+    book = Book(record("a", decode_tokens_per_s=500.0), record("b"))
+    assert with_routes(book, scene) == (["b"], ["a"])
+
+
+def test_the_error_at_the_end_names_the_blocks_that_no_answering_peer_has_and_the_last_reason():
+    async def scene(routes):
+        await routes.refresh()
+        routes.lost(B)
+        return str(routes.no_route(WHOLE, PeerUnreachable("Peer b did not answer within 5 s")))
+
+    told = with_routes(Book(record("a", 0, 4), record("b", 4, 6)), scene)
+    assert told.startswith("No live peer hosts blocks 4:6 (peer b did not answer within 5 s).")
+
+
+def test_peers_of_other_numerics_are_named_when_they_are_all_there_is():
+    async def scene(routes):
+        with pytest.raises(NoRoute, match=r"blocks 0:6 in fp32 \(others compute in bf16\)"):
+            await routes.plan(WHOLE, Numerics("fp32", "none"))
+
+    with_routes(Book(record("a", dtype="bf16")), scene)
+
+
+def test_peers_of_another_wire_version_are_named_when_they_are_all_there_is():
+    async def scene(routes):
+        with pytest.raises(
+            NoRoute, match=r"blocks 0:6 \(others speak wire version 2, this program 1: update"
+        ):
+            await routes.plan(WHOLE)
+
+    with_routes(Book(record("a", wire_version=2)), scene)

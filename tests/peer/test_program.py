@@ -1,0 +1,122 @@
+"""What a peer decides before it serves: which blocks fit, which to take, and when it is ready."""
+
+import asyncio
+
+import pytest
+
+from swarm.errors import BrokenModel, DoesNotFit, UsageError
+from swarm.model.config import read_config
+from swarm.model.dtypes import parse_dtype
+from swarm.model.weights import span_size_bytes
+from swarm.network.directory import OwnDirectory
+from swarm.network.libp2p import Libp2pConfig
+from swarm.network.memory import MemorySwarm
+from swarm.peer.announcer import Announcer
+from swarm.peer.program import PeerConfig, _choose_span, _make_plan, _profile, _reasons, _take_back
+from swarm.security.identity import Identity, new_identity
+from swarm.testing.clock import run_virtual
+from swarm.testing.tiny_models import TinyModel, write_tiny_model
+from swarm.values import Span
+
+
+def config(directory, **settings) -> PeerConfig:
+    return PeerConfig(
+        model=directory.name,
+        directory=directory,
+        store_root=directory.parent,
+        network=Libp2pConfig(),
+        **settings,
+    )
+
+
+def memory_for(directory, blocks: int) -> int:
+    """Memory in which so many blocks fit, with the caches' share."""
+    block = span_size_bytes(read_config(directory), Span(0, 1), parse_dtype("fp32"))
+    return int((blocks + 0.5) * block / 0.75)
+
+
+def test_the_plan_counts_the_blocks_that_fit_beside_the_caches(tiny_directory):
+    plan = _make_plan(config(tiny_directory, memory_bytes=memory_for(tiny_directory, 3)))
+    assert (plan.fitting_blocks, plan.dtype) == (3, "fp32")
+
+
+def test_a_narrower_dtype_makes_room_for_twice_as_many(tiny_directory):
+    plan = _make_plan(config(tiny_directory, memory_bytes=memory_for(tiny_directory, 3), dtype="bf16"))
+    assert plan.fitting_blocks in (6, 7)
+
+
+def test_a_span_that_does_not_fit_is_refused_with_what_does(tiny_directory):
+    with pytest.raises(DoesNotFit, match=r"4 blocks \(1:5\).*room for 3\. Host 3 of them .*--blocks 1:4"):
+        _make_plan(config(tiny_directory, memory_bytes=memory_for(tiny_directory, 3), span=Span(1, 5)))
+
+
+def test_a_span_outside_the_model_is_refused(tiny_directory):
+    with pytest.raises(UsageError, match="4:9 is outside the model, which has 6 blocks"):
+        _make_plan(config(tiny_directory, span=Span(4, 9)))
+
+
+def test_a_missing_file_of_the_span_is_named_before_the_swarm_hears_of_the_peer(tmp_path):
+    directory = tmp_path / "sharded"
+    write_tiny_model(directory, TinyModel(num_blocks=6, shards=2))
+    _make_plan(config(directory))  # keeps the manifest
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(BrokenModel, match=r"model-00002-of-00002\.safetensors, which holds the tensor"):
+        _make_plan(config(directory, span=Span(0, 3)))
+
+
+class Joining:
+    """A peer that is about to choose its blocks, on a network in memory."""
+
+    def __init__(self, net: MemorySwarm, identity: Identity, peer_config: PeerConfig) -> None:
+        self.plan = _make_plan(peer_config)
+        self.directory = OwnDirectory(net.join(identity), identity, net.now)
+        self.announcer = Announcer(self.directory, _profile(peer_config, self.plan, identity), net.now)
+
+    async def choose(self) -> Span:
+        await _choose_span(self.directory, self.announcer, self.plan)
+        return self.announcer.profile.span
+
+    async def states(self) -> list[str]:
+        snapshot = await self.directory.snapshot(self.plan.manifest.digest, self.plan.config.num_blocks)
+        return [record.state for record in snapshot.peers]
+
+
+def network() -> MemorySwarm:
+    loop = asyncio.get_running_loop()
+    return MemorySwarm(0, now=lambda: 1e9 + loop.time())
+
+
+def test_peers_that_start_at_the_same_moment_take_different_blocks(tiny_directory):
+    async def main():
+        net, half = network(), config(tiny_directory, memory_bytes=memory_for(tiny_directory, 3))
+        joining = [Joining(net, new_identity(), half) for _ in range(4)]
+        return sorted(map(str, await asyncio.gather(*(peer.choose() for peer in joining))))
+
+    assert run_virtual(main()) == ["0:3", "0:3", "3:6", "3:6"]
+
+
+def test_a_peer_that_could_not_load_takes_its_announcement_back(tiny_directory):
+    async def main():
+        peer = Joining(network(), new_identity(), config(tiny_directory))
+        await peer.choose()
+        before = await peer.states()
+        await _take_back(peer.announcer)
+        return before, await peer.states()
+
+    assert run_virtual(main()) == (["joining"], ["draining"])
+
+
+def test_a_peer_is_ready_when_it_is_online_and_the_directory_knows(tiny_directory):
+    async def main():
+        peer = Joining(network(), new_identity(), config(tiny_directory))
+        reasons = [_reasons(peer.announcer)]
+        await peer.announcer.announce()
+        reasons.append(_reasons(peer.announcer))
+        await peer.announcer.move_to("online")
+        return [*reasons, _reasons(peer.announcer)]
+
+    assert run_virtual(main()) == [
+        ["the peer is joining", "the directory has not taken the record"],
+        ["the peer is joining"],
+        [],
+    ]

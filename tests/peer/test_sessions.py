@@ -1,0 +1,124 @@
+"""Which sessions a peer keeps, for how long, and in how much memory."""
+
+import pytest
+import torch
+from peer_scene import rows
+
+from swarm.errors import SessionRefused
+from swarm.model.cache import bytes_per_token
+from swarm.model.config import read_config
+from swarm.model.span import SpanModel, SpanStep
+from swarm.model.weights import load_span
+from swarm.peer.sessions import PeerSession, SessionLimits, SessionTable
+from swarm.values import Span
+from swarm.wire.messages import Open
+
+
+@pytest.fixture(scope="module")
+def model(tiny_directory) -> SpanModel:
+    return load_span(tiny_directory, read_config(tiny_directory), Span(0, 2), dtype=torch.float32)
+
+
+@pytest.fixture
+def table(model):
+    """Makes a table; `tokens` is how many of them its memory holds."""
+
+    def make(tokens: int = 1000, **limits: float) -> SessionTable:
+        cache_bytes = tokens * bytes_per_token(model.config, 2, model.dtype)
+        return SessionTable(model, SessionLimits(cache_bytes, 256, **limits))
+
+    return make
+
+
+def ask(name: str = "s", **fields: object) -> Open:
+    right: dict[str, object] = {
+        "wire_version": 1, "session": name, "epoch": 0, "manifest": "", "start": 0, "end": 2, "dtype": "fp32",
+        "quantization": "none", "codec": "fp32", "max_tokens": 100, "lease_s": 1.0,
+    }  # fmt: skip
+    return Open(**(right | fields))
+
+
+def fill(model: SpanModel, session: PeerSession, tokens: int) -> None:
+    model.forward([SpanStep(session.cache, rows(tokens))], session.span)
+
+
+def test_no_more_tokens_are_granted_than_the_context_holds(table):
+    assert table().open(ask(max_tokens=10_000), 0.0).max_tokens == 256
+
+
+def test_a_session_is_taken_up_again_by_a_later_epoch_only(table, model):
+    sessions = table()
+    first = sessions.open(ask(), 0.0)
+    fill(model, first, 5)
+    assert sessions.open(ask(epoch=1), 1.0).position == 5
+    with pytest.raises(SessionRefused, match="A later take") as refused:
+        sessions.open(ask(epoch=1), 2.0)
+    assert refused.value.fault_code == "fenced"
+
+
+def test_the_end_of_an_older_take_does_not_detach_the_later_one(table):
+    sessions = table()
+    sessions.open(ask(), 0.0)
+    session = sessions.open(ask(epoch=1), 1.0)
+    sessions.detach(session, 0, 2.0)
+    assert session.attached
+    sessions.detach(session, 1, 3.0)
+    assert not session.attached
+
+
+def test_more_tokens_than_granted_are_refused_with_both_numbers(table):
+    sessions = table()
+    session = sessions.open(ask(max_tokens=10), 0.0)
+    sessions.reserve(session, 10)
+    with pytest.raises(SessionRefused, match="11 tokens are more than the 10 granted") as refused:
+        sessions.reserve(session, 11)
+    assert refused.value.fault_code == "context_length_exceeded"
+
+
+def test_memory_is_made_by_giving_up_the_session_unused_for_longest(table, model):
+    sessions = table(tokens=200)
+    for index, name in enumerate(("old", "newer", "used")):
+        session = sessions.open(ask(name), float(index))
+        fill(model, session, 64)
+        if name != "used":
+            sessions.detach(session, 0, float(index))
+    sessions.reserve(sessions.find("used"), 30)
+    assert [name for name in ("old", "newer", "used") if sessions.find(name)] == ["newer", "used"]
+
+
+def test_full_memory_without_anything_to_give_up_is_refused(table, model):
+    sessions = table(tokens=100)
+    fill(model, sessions.open(ask("other"), 0.0), 64)
+    with pytest.raises(SessionRefused, match="memory for sessions is full") as refused:
+        sessions.reserve(sessions.open(ask(), 0.0), 50)
+    assert refused.value.fault_code == "capacity"
+    assert sessions.free_tokens < 50
+
+
+def test_the_limit_of_sessions_gives_up_those_without_a_stream_and_no_others(table):
+    sessions = table(max_sessions=2)
+    left = sessions.open(ask("left"), 0.0)
+    sessions.open(ask("held"), 0.0)
+    sessions.detach(left, 0, 1.0)
+    sessions.open(ask("new"), 2.0)
+    assert sessions.find("left") is None
+    with pytest.raises(SessionRefused, match="its limit of 2 sessions"):
+        sessions.open(ask("another"), 3.0)
+
+
+def test_sessions_expire_sooner_without_a_stream_than_with_one(table):
+    sessions = table(linger_s=10.0, idle_s=100.0)
+    left, held = sessions.open(ask("left"), 0.0), sessions.open(ask("held"), 0.0)
+    sessions.detach(left, 0, 0.0)
+    assert sessions.expired(10.0) == []
+    assert sessions.expired(11.0) == [left]
+    assert sessions.expired(101.0) == [left, held]
+
+
+def test_a_closed_session_frees_its_memory(table, model):
+    sessions = table()
+    session = sessions.open(ask(), 0.0)
+    fill(model, session, 5)
+    assert sessions.used_bytes > 0
+    sessions.close(session)
+    assert (len(sessions), sessions.used_bytes) == (0, 0)
