@@ -56,7 +56,7 @@ async def _demo(model: str, peers: int, prompt: str, max_tokens: int, serve: boo
         async with LocalSwarm(config) as swarm:
             if serve:
                 gateway = await swarm.start_service("gateway", model)
-                page = await swarm.start_service("status-page")
+                page = await swarm.start_service("status-page", "--database", f"{home}/status.sqlite")
                 _tell_addresses(model, swarm.join, gateway, page, as_json)
             reply = await _ask(model, swarm.join, prompt, max_tokens, stream=not as_json)
             if as_json:

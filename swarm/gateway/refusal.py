@@ -40,7 +40,7 @@ _TYPES = {
 }
 
 
-class Refusal(SwarmError):  # noqa: N818 - the tree names what happened
+class Refusal(SwarmError):
     """A request is refused. `status` is HTTP's, `param` names the field at fault."""
 
     code: ClassVar[str] = "refused"

@@ -291,9 +291,7 @@ class ReplyStore:
         return [reply for reply in self._replies.values() if reply.busy]
 
     def _sweep(self) -> None:
-        idle = [
-            reply for reply in self._replies.values() if reply.idle_since is not None and not reply.busy
-        ]
+        idle = [reply for reply in self._replies.values() if reply.idle_since is not None and not reply.busy]
         idle.sort(key=lambda reply: reply.idle_since or 0.0)
         held = sum(reply.size_bytes for reply in self._replies.values())
         oldest_kept = _now() - self.kept_s

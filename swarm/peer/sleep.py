@@ -6,35 +6,28 @@ and where that is refused, a sleep shows only afterwards: `peer/wake`.
 """
 
 import asyncio
+import contextlib
 import logging
-import socket
-from collections import deque
-from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 from jeepney import (
     DBusAddress,
     DBusErrorResponse,
+    FileDescriptor,
+    HeaderFields,
     MatchRule,
-    Message,
     Properties,
-    message_bus,
     new_method_call,
 )
-from jeepney.io.blocking import DBusConnection, open_dbus_connection
-from jeepney.wrappers import unwrap_msg
+
+from swarm.peer.message_bus import MessageBus, open_bus
 
 ALLOWED_SHARE = 0.8  # of the delay that the system grants; it does not wait a moment longer
-CALL_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 
 _LOGIND = DBusAddress("/org/freedesktop/login1", "org.freedesktop.login1", "org.freedesktop.login1.Manager")
-_PREPARE = {
-    "type": "signal",
-    "interface": _LOGIND.interface,
-    "member": "PrepareForSleep",
-    "path": _LOGIND.object_path,
-}
+_SIGNAL = "PrepareForSleep"
 _UNAVAILABLE = (OSError, DBusErrorResponse)  # no bus, or none any more; no logind, or it refused
 
 _logger = logging.getLogger(__name__)
@@ -49,14 +42,14 @@ async def follow_sleep(
     """
     asleep = False
     try:
-        with await asyncio.to_thread(_Logind, bus) as logind:
+        async with _open_logind(bus) as logind:
             while True:
                 if await logind.next_signal():
                     asleep = True
                     await on_sleep(logind.delay_s * ALLOWED_SHARE)
                     logind.release()
                 else:
-                    await asyncio.to_thread(logind.hold)
+                    await logind.hold()
                     asleep = False
                     await on_wake()
     except _UNAVAILABLE as error:
@@ -66,78 +59,50 @@ async def follow_sleep(
         await on_wake()
 
 
+@dataclass(slots=True)
 class _Logind:
-    """A connection to logind, with a lock that delays sleep.
+    """What is used of systemd-logind, with at most one lock that delays sleep."""
 
-    The constructor and `hold` wait for answers and belong into a thread; one thread at a time.
-    """
+    bus: MessageBus
+    delay_s: float = 0.0  # how long a lock delays sleep at most
+    _lock: FileDescriptor | None = None
 
-    def __init__(self, bus: str) -> None:
-        """Connect, listen and take the lock. Raises one of `_UNAVAILABLE`."""
-        self._connection = _connect(bus)
-        try:
-            self._signals = self._listen()
-            [(_, delay_us)] = self._call(Properties(_LOGIND).get("InhibitDelayMaxUSec"))
-            self.delay_s: float = delay_us / 1e6
-            self.hold()
-        except BaseException:
-            self._connection.close()
-            raise
+    async def connect(self) -> None:
+        """Listen from now on, and take the lock. Raises one of `_UNAVAILABLE`."""
+        await self.bus.listen(
+            MatchRule(type="signal", sender=_LOGIND.bus_name, interface=_LOGIND.interface, member=_SIGNAL)
+        )
+        [(_, delay_us)] = await self.bus.call(Properties(_LOGIND).get("InhibitDelayMaxUSec"))
+        self.delay_s = delay_us / 1e6
+        await self.hold()
 
     async def next_signal(self) -> bool:
         """Whether the system goes to sleep (True) or woke up. Raises `OSError` when the bus is gone."""
-        while not self._signals:
-            try:
-                self._connection.recv_messages(timeout=0)
-            except TimeoutError:
-                await _readable(self._connection.sock)
-        [going] = self._signals.popleft().body
-        return bool(going)
+        while True:
+            signal = await self.bus.next_signal()
+            if signal.header.fields[HeaderFields.member] == _SIGNAL:  # a bus says other things, too
+                [going] = signal.body
+                return bool(going)
 
-    def hold(self) -> None:
-        """Have sleep wait for `release`."""
+    async def hold(self) -> None:
+        """Have sleep wait for `release`. Raises one of `_UNAVAILABLE`."""
         why = ("sleep", "swarm peer", "sessions move to other peers", "delay")
-        [self._lock] = self._call(new_method_call(_LOGIND, "Inhibit", "ssss", why))
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            [lock] = await self.bus.call(new_method_call(_LOGIND, "Inhibit", "ssss", why))
+        self.release()
+        self._lock = lock
 
     def release(self) -> None:
         """Let the system go to sleep; does nothing when it may already."""
-        self._lock.close()
-
-    def _listen(self) -> deque[Message]:
-        signals: deque[Message] = deque()
-        self._connection.filter(MatchRule(**_PREPARE), queue=signals)  # messages name the sender by number
-        self._call(message_bus.AddMatch(MatchRule(sender=_LOGIND.bus_name, **_PREPARE)))
-        return signals
-
-    def _call(self, message: Message) -> tuple[Any, ...]:
-        reply = self._connection.send_and_get_reply(message, timeout=CALL_TIMEOUT_S)
-        answer: tuple[Any, ...] = unwrap_msg(reply)
-        return answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
-def _connect(bus: str) -> DBusConnection:
-    """Raises `OSError`."""
-    try:
-        return open_dbus_connection(bus, enable_fds=True)
-    except (ValueError, RuntimeError) as error:  # jeepney's, for an address or a handshake not its own
-        raise ConnectionError(f"The bus cannot be used ({error})") from error
-
-
-async def _readable(sock: socket.socket) -> None:
-    """Return when there is something to read, if only the end."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)
+@contextlib.asynccontextmanager
+async def _open_logind(address: str) -> AsyncIterator[_Logind]:
+    async with contextlib.AsyncExitStack() as stack:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            logind = _Logind(await stack.enter_async_context(open_bus(address)))
+            stack.callback(logind.release)
+            await logind.connect()
+        yield logind

@@ -8,13 +8,14 @@ import re
 import shutil
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from swarm.network.directory import Directory
+from swarm.network.directory import Directory, OwnDirectory
+from swarm.peer.announcer import Announcer
 from swarm.security.identity import new_identity
 from swarm.status.app import StatusPage, StatusPageConfig
 from swarm.status.watch import CanarySettings
@@ -175,18 +176,16 @@ async def test_a_hole_appears_on_an_open_page_by_itself(shown, chromium):
         assert page.complaints == []
 
 
-async def test_hostile_names_run_nothing_and_move_nothing(shown, chromium, monkeypatch):
+async def test_hostile_names_run_nothing_and_move_nothing(shown, chromium):
     names = [HOSTILE, "\u202e" + "gnp.exe", "W" * 64, "z" + "\u0301" * 60, "<img src=x onerror=alert(1)>"]
 
     async with shown(Span(0, 6)) as swarm:
+        profile = swarm.peers[0].peer.announcer.profile
         for number in range(100):
-            hosted = swarm.peers[0]
-            profile = hosted.peer.announcer.profile
-            identity = new_identity()
-            await _announce(swarm.swarm, identity, profile, names[number % len(names)])
+            await _announce(swarm.swarm, new_identity(), profile, names[number % len(names)])
         page = await open_page(chromium, swarm.url, viewport=PHONE)
         await page.get_by_text("<script>").first.wait_for(timeout=30_000)
-        assert "pwned" not in await page.title() or HOSTILE[:8] in await page.title()
+        assert "pwned" not in await page.title()
         assert await page.locator("script").count() == 1
         assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         await screenshot(page, "hostile-phone")
@@ -195,11 +194,6 @@ async def test_hostile_names_run_nothing_and_move_nothing(shown, chromium, monke
 
 async def _announce(swarm: InProcessSwarm, identity, profile, name: str) -> None:
     """A record of a peer of that name; the peer itself does not exist."""
-    from dataclasses import replace
-
-    from swarm.network.directory import OwnDirectory
-    from swarm.peer.announcer import Announcer
-
     mine = replace(profile, peer=identity.peer_id, public_name=name)
     announcer = Announcer(OwnDirectory(swarm.net.join(identity), identity, time.time), mine, time.time)
     announcer.state = "online"

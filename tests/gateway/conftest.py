@@ -77,7 +77,7 @@ def text_of(events: list[Any]) -> str:
 async def eventually(holds: Callable[[], bool], within_s: float = 1.0) -> None:
     """Wait until something holds; fails when it takes too long."""
     async with asyncio.timeout(within_s):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
 
 

@@ -152,10 +152,16 @@ async def test_text_parts_and_the_developer_role_are_read(serve):
     async with serve() as served:
         plain = [{"role": "system", "content": "Be\nbrief"}, {"role": "user", "content": "Hi"}]
         parts = [
-            {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]},
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}],
+            },
             {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
         ]
-        one, two = await served.chat(messages=plain, max_tokens=8), await served.chat(messages=parts, max_tokens=8)
+        one, two = (
+            await served.chat(messages=plain, max_tokens=8),
+            await served.chat(messages=parts, max_tokens=8),
+        )
     assert one["usage"] == two["usage"]
     assert one["choices"] == two["choices"]
 

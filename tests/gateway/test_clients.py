@@ -18,7 +18,12 @@ from swarm.model.config import read_config
 from swarm.testing.processes import LocalSwarm, LocalSwarmConfig, SwarmProcess, even_spans
 from swarm.values import Span
 
-pytestmark = [pytest.mark.live, pytest.mark.model, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.model,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 MODEL = "smollm2-135m"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -139,7 +144,12 @@ async def test_langchain_asks_streams_binds_tools_and_reads_schemas(live):
     whole = await asyncio.to_thread(model.invoke, question)
     pieces = [piece.content async for piece in model.astream(question)]
     called = await model.bind_tools([WEATHER], tool_choice="get_weather").ainvoke(question)
-    schema = {"title": "city", "type": "object", "properties": {"name": {"enum": ["Paris"]}}, "required": ["name"]}
+    schema = {
+        "title": "city",
+        "type": "object",
+        "properties": {"name": {"enum": ["Paris"]}},
+        "required": ["name"],
+    }
     told = await model.with_structured_output(schema, method="json_schema").ainvoke(question)
     assert whole.content == "".join(pieces) == PARIS
     assert whole.response_metadata["finish_reason"] == "stop"
@@ -160,14 +170,16 @@ async def test_the_llm_command_asks_and_streams(live, tmp_path):
 NODE = """
 import OpenAI from "openai";
 const client = new OpenAI({ baseURL: process.argv[2], apiKey: "none" });
-const ask = { model: "smollm2-135m", messages: [{ role: "user", content: "What is the capital of France?" }] };
+const messages = [{ role: "user", content: "What is the capital of France?" }];
+const ask = { model: "smollm2-135m", messages };
 const whole = await client.chat.completions.create(ask);
 let text = "";
 for await (const chunk of await client.chat.completions.create({ ...ask, stream: true })) {
   text += chunk.choices[0]?.delta?.content ?? "";
 }
 const failed = await client.chat.completions.create({ ...ask, temperature: 9 }).catch((error) => error);
-console.log(JSON.stringify({ whole: whole.choices[0].message.content, text, status: failed.status, param: failed.param }));
+const { status, param } = failed;
+console.log(JSON.stringify({ whole: whole.choices[0].message.content, text, status, param }));
 """
 
 
@@ -179,7 +191,10 @@ def node_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
     (folder / "package.json").write_text('{"type": "module", "private": true}')
     installed = subprocess.run(
-        ["npm", "install", "--silent", "--no-audit", "--no-fund", "openai"], cwd=folder, capture_output=True, timeout=200
+        ["npm", "install", "--silent", "--no-audit", "--no-fund", "openai"],
+        cwd=folder,
+        capture_output=True,
+        timeout=200,
     )
     if installed.returncode:
         pytest.skip("the openai package for Node cannot be installed here")
@@ -195,7 +210,12 @@ async def test_openai_for_node_asks_streams_and_reads_errors(live, node_folder):
 async def test_a_killed_peer_is_a_pause_in_the_stream_and_then_the_rest(live):
     question = [{"role": "user", "content": "Tell me a story about a fox."}]
     async with openai.AsyncOpenAI(base_url=live.base_url, api_key="none") as client:
-        settings = {"model": MODEL, "messages": question, "max_tokens": 60, "extra_body": {"include_swarm": True}}
+        settings = {
+            "model": MODEL,
+            "messages": question,
+            "max_tokens": 60,
+            "extra_body": {"include_swarm": True},
+        }
         undisturbed = await client.chat.completions.create(**settings)
         spare = await live.swarm.start_peer(Span(10, 20))
         await spare.wait_for("online")

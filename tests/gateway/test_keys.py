@@ -37,7 +37,9 @@ def test_a_new_key_is_kept_only_as_a_hash_in_a_file_for_its_owner(keys):
         add_key(keys, "alice")
 
 
-@pytest.mark.parametrize("text", ["[[key", "[[key]]\nname = 3", '[[key]]\nname = "x"\nsha256 = "12"', "[[key]]\nfoo = 1"])
+@pytest.mark.parametrize(
+    "text", ["[[key", "[[key]]\nname = 3", '[[key]]\nname = "x"\nsha256 = "12"', "[[key]]\nfoo = 1"]
+)
 def test_a_broken_file_of_keys_says_where(keys, text):
     keys.write_text(text)
     with pytest.raises(ConfigurationError, match=r"keys\.toml"):
@@ -56,7 +58,11 @@ async def test_only_a_known_key_is_served(serve, keys):
         for headers in ({}, bearer("sk-wrong"), {"Authorization": secret}):
             status, body, _ = await served.post(CHAT, BODY, **headers)
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
-        async with served.http.get("/metrics") as metrics, served.http.get("/livez") as livez, served.http.get("/") as page:
+        async with (
+            served.http.get("/metrics") as metrics,
+            served.http.get("/livez") as livez,
+            served.http.get("/") as page,
+        ):
             assert (metrics.status, livez.status, page.status) == (401, 200, 200)
 
 

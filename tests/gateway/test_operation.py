@@ -12,7 +12,7 @@ from swarm.wire.messages import WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
 from tests.gateway.conftest import CHAT, MODEL, eventually
 
-SECRET = "xyzzy plugh"
+CONTENT = "xyzzy plugh"
 
 
 async def test_metrics_have_vllms_names(serve):
@@ -34,7 +34,7 @@ async def test_metrics_have_vllms_names(serve):
 async def test_logs_name_the_request_and_hold_no_content(serve, caplog):
     caplog.set_level(logging.DEBUG, "swarm")
     async with serve() as served:
-        messages = [{"role": "user", "content": SECRET}]
+        messages = [{"role": "user", "content": CONTENT}]
         status, body, headers = await served.post(
             CHAT, {"model": MODEL, "messages": messages, "max_tokens": 9}, **{"X-Request-ID": "mine-1"}
         )
@@ -43,7 +43,7 @@ async def test_logs_name_the_request_and_hold_no_content(serve, caplog):
     text = caplog.text
     assert f"mine-1 POST {CHAT} 200" in text
     assert body["id"] in text
-    assert SECRET not in text
+    assert CONTENT not in text
     assert body["choices"][0]["message"]["content"] not in text
 
 
@@ -62,7 +62,9 @@ def test_the_document_describes_every_field_of_a_request():
     told = document([MODEL])
     schemas = told["components"]["schemas"]
     assert schemas["ChatRequest"]["properties"]["model"]["enum"] == [MODEL]
-    assert {"temperature", "tools", "response_format", "structured_outputs"} <= schemas["ChatRequest"]["properties"].keys()
+    assert {"temperature", "tools", "response_format", "structured_outputs"} <= schemas["ChatRequest"][
+        "properties"
+    ].keys()
     assert schemas["ChatRequest"]["additionalProperties"] is False
     assert set(told["paths"]) >= {CHAT, "/v1/completions", "/v1/models", "/v1/responses/{id}", "/readyz"}
     msgspec.json.encode(told)
@@ -85,9 +87,9 @@ async def test_the_page_has_a_strict_policy_and_asks_nobody_else(serve):
 
 def record(peer, span, state):
     return PeerRecord(
-        peer=peer, model="0" * 64, issued_at=0, expires_at=30, sequence=1, start=span[0], end=span[1], state=state,
-        dtype="fp32", quantization="none", decode_tokens_per_s=1, prefill_tokens_per_s=1, free_tokens=1,
-        queue_depth=0, wire_version=WIRE_VERSION, software="x",
+        peer=peer, model="0" * 64, start=span[0], end=span[1], state=state, dtype="fp32", quantization="none",
+        issued_at=0, expires_at=30, sequence=1, decode_tokens_per_s=1, prefill_tokens_per_s=1,
+        free_tokens=1, queue_depth=0, wire_version=WIRE_VERSION, software="x",
     )  # fmt: skip
 
 
@@ -112,7 +114,9 @@ def test_the_estimate_learns_how_long_peers_load():
         watch.observe(snapshot(("b", (0, 4), "joining")), start)
         watch.observe(snapshot(("b", (0, 4), "online")), start + 5.0)
     assert 5.0 < watch.typical_s < 8.0
-    assert watch.observe(snapshot(("c", (0, 4), "joining")), 900.0).estimate_s == pytest.approx(watch.typical_s)
+    assert watch.observe(snapshot(("c", (0, 4), "joining")), 900.0).estimate_s == pytest.approx(
+        watch.typical_s
+    )
 
 
 async def test_a_loss_shows_in_the_list_of_models(serve):

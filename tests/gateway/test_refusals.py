@@ -40,17 +40,30 @@ BROKEN = [
     (chat(frobnicate=1), "frobnicate", "unknown_parameter"),
     (chat(min_tokens=5, max_tokens=2), "min_tokens", "invalid_value"),
     (chat(tool_choice="required"), "tool_choice", "invalid_value"),
-    (chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name", "invalid_value"),
+    (
+        chat(tools=[{"type": "function", "function": {"name": "a b"}}]),
+        "tools[0].function.name",
+        "invalid_value",
+    ),
     (chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
     (
-        chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}),
+        chat(
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+            }
+        ),
         "response_format",
         "invalid_value",
     ),
     (chat(structured_outputs={"regex": "(a"}), "structured_outputs.regex", "invalid_value"),
     (chat(structured_outputs={"regex": "a", "choice": ["b"]}), "structured_outputs", "invalid_value"),
     (chat(max_tokens=100000), "messages", "context_length_exceeded"),
-    (chat(messages=[{"role": "user", "content": "x" * 2000}], stream=True), "messages", "context_length_exceeded"),
+    (
+        chat(messages=[{"role": "user", "content": "x" * 2000}], stream=True),
+        "messages",
+        "context_length_exceeded",
+    ),
 ]
 
 
@@ -91,7 +104,12 @@ async def test_a_model_that_is_not_served_is_a_404_with_those_that_are(serve):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/v2/nothing", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405), ("GET", "/v1/models/x", 404)],
+    [
+        ("GET", "/v2/nothing", 404),
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/x", 404),
+    ],
 )
 async def test_every_other_address_answers_in_the_error_shape(serve, method, path, status):
     async with serve() as served, served.http.request(method, path) as response:
@@ -136,10 +154,10 @@ async def test_a_model_with_a_hole_is_a_503_with_how_far_it_is(serve):
 
 async def test_a_loss_that_cannot_be_made_good_ends_a_stream_with_an_error(serve):
     async with serve(cost_s=0.01) as served:
-        async with served.http.post(CHAT, json=chat(stream=True, max_tokens=300, ignore_eos=True)) as response:
-            await response.content.readuntil(b"\n\n")
-            await served.swarm.peers[1].kill()
-            rest = await response.text()
+        response = await served.http.post(CHAT, json=chat(stream=True, max_tokens=300, ignore_eos=True))
+        await response.content.readuntil(b"\n\n")
+        await served.swarm.peers[1].kill()
+        rest = await response.text()
     assert '"code":"no_route"' in rest.splitlines()[-2]
     assert "[DONE]" not in rest
 

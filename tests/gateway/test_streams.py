@@ -54,7 +54,9 @@ async def test_a_broken_stream_goes_on_where_it_broke_with_the_same_tokens(serve
         first = await read_some(served, body, events)
         await eventually(lambda: served.sessions == 0)
         last = ids_of(first)[-1]
-        async with served.http.get(f"/v1/responses/{last.split(':')[0]}", headers={"Last-Event-ID": last}) as response:
+        async with served.http.get(
+            f"/v1/responses/{last.split(':')[0]}", headers={"Last-Event-ID": last}
+        ) as response:
             rest = await response.text()
         numbers = [int(each.split(":")[1]) for each in ids_of(first) + ids_of(rest)]
     assert numbers == list(range(len(numbers)))
@@ -64,7 +66,9 @@ async def test_a_broken_stream_goes_on_where_it_broke_with_the_same_tokens(serve
 async def test_the_same_request_sent_again_with_the_last_id_goes_on(serve):
     async with serve(cost_s=0.005) as served:
         first = await read_some(served, LONG, 10)
-        async with served.http.post(CHAT, json=LONG, headers={"Last-Event-ID": ids_of(first)[-1]}) as response:
+        async with served.http.post(
+            CHAT, json=LONG, headers={"Last-Event-ID": ids_of(first)[-1]}
+        ) as response:
             rest = await response.text()
         whole = await served.chat(max_tokens=60, ignore_eos=True)
     events = read_events(first) + read_events(rest)[:-1]
@@ -72,7 +76,12 @@ async def test_the_same_request_sent_again_with_the_last_id_goes_on(serve):
 
 
 async def test_a_call_of_a_tool_survives_a_cut_in_its_middle(serve):
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "additionalProperties": False}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "look", "parameters": {"type": "object", "additionalProperties": False}},
+        }
+    ]
     async with serve(cost_s=0.01) as served:
         body = LONG | {"tools": tools, "tool_choice": "required", "ignore_eos": False, "max_tokens": 200}
         first = await read_some(served, body, 1)
@@ -179,8 +188,8 @@ async def test_pings_come_while_nothing_else_does_and_are_no_events(serve, monke
     monkeypatch.setattr("swarm.gateway.streams.PING_S", 0.02)
     monkeypatch.setattr("swarm.gateway.routes.HEADERS_WAIT_S", 0.02)
     async with serve(cost_s=0.1) as served:
-        async with served.http.post(CHAT, json=LONG | {"max_tokens": 2}) as response:
-            text = await response.text()
+        response = await served.http.post(CHAT, json=LONG | {"max_tokens": 2})
+        text = await response.text()
     assert ": waiting for the swarm\nid: " in text
     assert "swarm\n\n" not in text  # clients would take that for an event without data
     assert read_events(text)[-1] == "[DONE]"

@@ -1,5 +1,6 @@
 """Calls of tools are found in a stream however it is cut, and what is none stays text."""
 
+import itertools
 import json
 
 import pytest
@@ -28,7 +29,11 @@ HERMES = [
     (W.replace("get_weather", "rm_rf"), W.replace("get_weather", "rm_rf"), []),  # nobody offered it
     (f"<tool_call>{{]</tool_call>{A}", "<tool_call>{]</tool_call>", [ADD]),
     ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [Call("add", '{"a": 1}')]),
-    ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', []),
+    (
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        [],
+    ),
 ]
 L = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 LLAMA = [
@@ -62,7 +67,7 @@ def test_a_reply_is_parsed_whole_and_character_by_character_alike(style, reply, 
 @given(st.sampled_from([case[0] for case in HERMES]), st.lists(st.integers(0, 160), max_size=8))
 def test_where_the_stream_is_cut_makes_no_difference(reply, cuts):
     edges = [0, *sorted(cut for cut in cuts if cut < len(reply)), len(reply)]
-    pieces = [reply[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [reply[start:end] for start, end in itertools.pairwise(edges)]
     assert parse("hermes", pieces) == parse("hermes", [reply])
 
 
@@ -138,7 +143,11 @@ async def test_a_named_tool_is_the_one_called_and_none_calls_nothing(serve):
 
 
 async def test_results_of_calls_are_read_from_the_history(serve):
-    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+    }
     history = [
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -170,7 +179,9 @@ async def test_a_form_of_json_holds(serve, form):
 
 async def test_a_regular_expression_and_a_grammar_hold(serve):
     async with serve() as served:
-        regex = await served.chat(structured_outputs={"regex": "[0-9]{3}-[a-c]+x"}, max_tokens=300, temperature=1)
+        regex = await served.chat(
+            structured_outputs={"regex": "[0-9]{3}-[a-c]+x"}, max_tokens=300, temperature=1
+        )
         grammar = await served.chat(structured_outputs={"grammar": 'start: "yes" | "no"'})
     content = regex["choices"][0]["message"]["content"]
     assert content[:3].isdigit()

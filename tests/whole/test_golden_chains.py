@@ -15,10 +15,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]  # seconds on an idle
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2-135m.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "cuts",
-    ["0:30", "0:11 11:30", "0:1 1:29 29:30", "0:4 4:17 17:30", "0:3 3:9 9:20 20:22 22:30", "0:12 8:25 20:30"],
-)
+@pytest.mark.parametrize("cuts", ["0:30", "0:11 11:30", "0:4 4:17 17:30", "0:3 3:9 9:20 20:22 22:30"])
 def test_every_recorded_reply_comes_out_however_the_blocks_are_cut(smollm2, cuts):
     async def ask_all():
         loop = asyncio.get_running_loop()

@@ -27,7 +27,8 @@ PROBABILITIES = (0.0, 1e-4, 1e-3, 1e-2)
 STRATEGIES: tuple[Strategy, ...] = ("restart", "replay", "spare")
 PROMPT_TOKENS, TOKENS = 16, 1024
 DOWN_S = 1.0
-LIMIT_S = 90.0  # for one cell; a strategy that is not done by then never will be
+FIRST_LIMIT_S = 600.0  # for the reply without failures
+LIMIT_FACTOR = 8  # over that; a strategy that is not done by then never will be
 
 COLUMNS = (
     "failure per step", "strategy", "done", "steps/s", "failures", "recoveries", "replayed tokens",
@@ -98,12 +99,14 @@ async def failure_table(stage: Stage) -> AsyncGenerator[Cell, None]:
     """Measure every cell; gives each as it comes."""
     question, _ = make_questions(stage.config.vocab_size, PROMPT_TOKENS, TOKENS, stage.config.seed)
     expected: Sequence[int] = ()
+    limit_s = FIRST_LIMIT_S
     for probability in PROBABILITIES:
         for strategy in STRATEGIES:
             async with await stage.client(spares="always" if strategy == "spare" else "off") as client:
                 trial = _Trial(stage, client, question, probability, strategy)
-                await trial.run()
-            expected = expected or tuple(trial.token_ids)
+                await trial.run(limit_s)
+            if not expected:
+                expected, limit_s = tuple(trial.token_ids), LIMIT_FACTOR * trial.elapsed_s
             yield trial.cell(expected)
             await asyncio.sleep(DOWN_S)  # the last link that was cut is back
 
@@ -121,24 +124,24 @@ class _Trial:
         self._strategy: Strategy = strategy
         self._chance = random.Random(f"{stage.config.seed} {probability}")  # noqa: S311 - the same for all strategies
         self.token_ids: list[int] = []
-        self._elapsed_s = 0.0
+        self.elapsed_s = 0.0
         self._failures = 0
         self._recoveries = 0
         self._replayed = 0
         self._stalls_s: list[float] = []
         self._failed_at: float | None = None
 
-    async def run(self) -> None:
+    async def run(self, limit_s: float) -> None:
         """Until the reply is whole, or the time is up."""
         started_at = _now()
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 while not await self._attempt():
                     pass
         except TimeoutError:
             pass  # the cell says how far it came
         finally:
-            self._elapsed_s = _now() - started_at
+            self.elapsed_s = _now() - started_at
 
     def cell(self, expected: Sequence[int]) -> Cell:
         """What has come of it."""
@@ -146,7 +149,7 @@ class _Trial:
             probability=self._probability,
             strategy=self._strategy,
             tokens_done=len(self.token_ids),
-            elapsed_s=round(self._elapsed_s, 3),
+            elapsed_s=round(self.elapsed_s, 3),
             failures=self._failures,
             recoveries=self._recoveries,
             replayed_tokens=self._replayed,

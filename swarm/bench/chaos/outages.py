@@ -61,7 +61,7 @@ async def bootstrap_down(scene: Scene) -> None:
         await stage.stop_bootstrap()
 
     await scene.ask_during(stop)
-    scene.require(scene.recoveries == 0, "a reply lost a hop because the bootstrap went")
+    scene.require(scene.losses == 0, "a reply lost a hop because the bootstrap went")
     through = stage.peers[0].address
     await stage.add_peer(stage.peers[0].span, join=[through])
     await scene.join(through=[through])
@@ -97,7 +97,7 @@ async def outage(scene: Scene) -> None:
         await scene.stage.restart(victim)
 
     await scene.ask_during(kill_all_replicas)
-    scene.require(scene.recoveries > 0, "no loss was noticed")
+    scene.require(scene.losses > 0, "no loss was noticed")
 
 
 async def other_cuts(scene: Scene) -> None:
@@ -109,7 +109,7 @@ async def other_cuts(scene: Scene) -> None:
     await stage.add_peer(Span(middle, lost.end + 1))
     victims = [peer for peer in stage.peers if peer.span == lost]
     await scene.ask_during(kill(lambda *_: victims))
-    scene.require(scene.recoveries > 0, "no loss was noticed")
+    scene.require(scene.losses > 0, "no loss was noticed")
     scene.require_stall_below(_patient(scene))
 
 
@@ -155,7 +155,7 @@ async def _do(scene: Scene, act: Callable[..., Any]) -> list[StagedPeer]:
     """Ask, do one act to the chain, and give its victims."""
     before = set(scene.disturbed)
     await scene.ask_during(act)
-    scene.require(scene.recoveries > 0, "no loss was noticed")
+    scene.require(scene.losses > 0, "no loss was noticed")
     return [peer for peer in scene.disturbed if peer not in before]
 
 

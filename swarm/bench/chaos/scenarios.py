@@ -32,7 +32,7 @@ def _loses_hop(act: Act, *, found_by_lease: bool = False, more_s: float = 0.0) -
 
     async def run(scene: Scene) -> None:
         await scene.ask_during(act)
-        scene.require(scene.recoveries > 0, "no loss was noticed")
+        scene.require(scene.losses > 0, "no loss was noticed")
         lease_s = scene.stage.config.lease_s if found_by_lease else 0.0
         scene.require_stall_below(lease_s + max(1.0, 2 * scene.replay_s) + more_s)
 
@@ -41,20 +41,20 @@ def _loses_hop(act: Act, *, found_by_lease: bool = False, more_s: float = 0.0) -
 
 async def _undisturbed(scene: Scene) -> None:
     await scene.ask()
-    scene.require(scene.recoveries == 0, "a hop was lost though nothing happened")
+    scene.require(scene.losses == 0, "a hop was lost though nothing happened")
 
 
 async def _loses_hop_in_prompt(scene: Scene) -> None:
     questions = scene.questions(LONG_PROMPT_TOKENS, FEW_TOKENS)
     await scene.ask_during(acts.kill(), questions, at_token=0)
-    scene.require(scene.recoveries > 0, "no loss was noticed")
+    scene.require(scene.losses > 0, "no loss was noticed")
     scene.require_stall_below(max(1.0, 2 * scene.replay_s))
 
 
 async def _loses_two(scene: Scene) -> None:
     await scene.stage.add_peer(scene.stage.config.spans[1])  # so that a third can take over
     await scene.ask_during(acts.kill_with_replacement)
-    scene.require(scene.recoveries > 1, "only one loss was noticed")
+    scene.require(scene.losses > 1, "only one loss was noticed")
     scene.require_stall_below(2 * max(1.0, 2 * scene.replay_s))
 
 

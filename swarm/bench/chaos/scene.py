@@ -16,12 +16,13 @@ from swarm.client.generation import Generation
 from swarm.errors import SwarmError
 
 LOOK_EVERY_S = 0.001
+PLANNED = ("it is slow", "it is leaving")  # reasons of moves before a loss
 PROMPT_TOKENS, AT_TOKEN, MAX_TOKENS = 150, 50, 120  # a loss meets 200 tokens of history
 
 Act = Callable[["Scene", Sequence[StagedPeer]], Awaitable[None]]  # given the peers of the chain, in order
 
 
-class ScenarioFailed(SwarmError):  # noqa: N818 - named as its kin in swarm/errors
+class ScenarioFailed(SwarmError):
     """A scenario did not go as it has to."""
 
     code = "scenario_failed"
@@ -40,8 +41,8 @@ class References:
             async with await self.stage.client(spares="off") as client:
                 replies = await asyncio.gather(*(observe(ask(client, each), each) for each in missing))
             for reply in replies:
-                if reply.error is not None or reply.resumes:
-                    raise ScenarioFailed(f"The undisturbed reply failed: {reply.error or reply.resumes}")
+                if reply.error is not None:
+                    raise ScenarioFailed(f"The undisturbed reply failed: {reply.error}")
                 self._replies[reply.question] = reply
         return [self._replies[question] for question in questions]
 
@@ -160,6 +161,11 @@ class Scene:
     def recoveries(self) -> int:
         """How often replies went on over other hops."""
         return sum(len(reply.resumes) for reply in self.seen)
+
+    @property
+    def losses(self) -> int:
+        """How many of them were not moves away from a slow or leaving peer, made while it still served."""
+        return sum(resume.reason not in PLANNED for reply in self.seen for resume in reply.resumes)
 
     def _take(self, reply: Observed, expected: Sequence[int]) -> None:
         self.seen.append(reply)

@@ -26,6 +26,7 @@ CLIENTS, SESSIONS_AT_ONCE = 2, 4
 QUESTIONS = 8  # different ones, each with its undisturbed reply
 PROMPT_TOKENS, MAX_TOKENS = 60, 60
 CALM_S = (0.5, 3.0)  # between two faults
+MOST_TROUBLED = 2  # peers at once: each that comes back costs this machine seconds of computing
 NAP_S = (0.5, 6.0)
 CUT_S = (0.1, 3.0)
 WARM_UP_SHARE = 0.2  # of the sessions, before memory is first looked at
@@ -111,8 +112,9 @@ class _Trouble:
         async with asyncio.TaskGroup() as group:
             while True:
                 await asyncio.sleep(self._chance.uniform(*CALM_S))
-                if free := [peer for peer in self._stage.peers if peer not in self._busy]:
-                    group.create_task(self._do(self._chance.choice(faults), self._chance.choice(free)))
+                fault, peer = self._chance.choice(faults), self._chance.choice(self._stage.peers)
+                if peer not in self._busy and len(self._busy) < MOST_TROUBLED:
+                    group.create_task(self._do(fault, peer))
 
     async def _do(self, fault: Callable[[StagedPeer], Awaitable[None]], peer: StagedPeer) -> None:
         self._busy.add(peer)
