@@ -30,7 +30,7 @@ class LazyGroup(click.Group):
         package: str,
         summaries: Mapping[str, str],
         shared_options: SharedOptions,
-        **settings: Any,  # noqa: ANN401 - click's own
+        **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self._package = package

@@ -19,8 +19,8 @@ from swarm.gateway.instruments import Instruments
 from swarm.gateway.middleware import Door, middlewares, signer
 from swarm.gateway.models import HostedModel
 from swarm.gateway.page import add_page
+from swarm.gateway.replies import KEPT_S, ReplyStore
 from swarm.gateway.routes import Api
-from swarm.gateway.streams import KEPT_S, ReplyStore
 
 MAX_BODY_BYTES = 8 * 2**20
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})

@@ -18,6 +18,7 @@ from swarm.gateway.middleware import KEY, NOTES
 from swarm.gateway.models import HostedModel
 from swarm.gateway.openapi import document
 from swarm.gateway.refusal import Refusal, bad, refusal_of_body
+from swarm.gateway.replies import ReplyStore
 from swarm.gateway.schema import (
     Cancelled,
     ChatRequest,
@@ -26,7 +27,7 @@ from swarm.gateway.schema import (
     Health,
     ModelList,
 )
-from swarm.gateway.streams import LiveReply, ReplyPlan, ReplyStore
+from swarm.gateway.streams import LiveReply, ReplyPlan
 from swarm.gateway.tools import make_parser
 from swarm.gateway.translate import Task, chat_task, completion_task
 from swarm.metrics import CONTENT_TYPE

@@ -8,21 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from swarm.client.generation import Request, check_request
-from swarm.gateway import constrain, tools
+from swarm.errors import ContextOverflow, EmptyPrompt, RequestError
+from swarm.gateway import tools
+from swarm.gateway.forms import Form, form_of, form_of_chat
 from swarm.gateway.models import HostedModel
+from swarm.gateway.prompts import encode_chat, tool_style
 from swarm.gateway.refusal import bad
 from swarm.gateway.schema import (
-    ChatMessage,
     ChatRequest,
     CommonRequest,
     CompletionRequest,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedToolChoice,
-    StructuredOutputs,
     Tool,
 )
 from swarm.model.sampling import Sampling
@@ -36,14 +32,6 @@ _SAMPLED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """The grammar a reply must follow, and the field that asked for it."""
-
-    grammar: str
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
     """Everything that one HTTP request asks for: a request of the client library for each choice."""
 
@@ -54,6 +42,7 @@ class Task:
     tool_style: tools.Style | None = None  # None: calls are not looked for
     tool_names: frozenset[str] = frozenset()
     echo: bool = False
+    prompt_field: str = "messages"
 
 
 async def chat_task(body: ChatRequest, hosted: HostedModel) -> Task:
@@ -61,9 +50,9 @@ async def chat_task(body: ChatRequest, hosted: HostedModel) -> Task:
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs", "top_logprobs is set without logprobs", "Set logprobs to true.")
     offered = [] if body.tool_choice == "none" else body.tools or []
-    style = _tool_style(hosted, offered)
-    form = _form_of_chat(body, offered, style)
-    prompt_ids = await asyncio.to_thread(_render, body, hosted, offered)
+    style = tool_style(hosted.client.model.tokenizer, offered)
+    form = form_of_chat(body, offered, style)
+    prompt_ids = await asyncio.to_thread(_chat_ids, body, hosted, offered)
     wanted = body.max_completion_tokens or body.max_tokens
     template = _request(body, hosted, prompt_ids, wanted, body.top_logprobs or 0)
     task = Task(
@@ -84,7 +73,7 @@ async def completion_task(body: CompletionRequest, hosted: HostedModel) -> Task:
         raise bad("suffix", "The model cannot fill a gap before a suffix", "Leave suffix out.", "unsupported")
     if body.best_of not in (None, body.n or 1):
         raise bad("best_of", "best_of other than n is not supported", "Leave it out.", "unsupported")
-    prompts = _prompts(body.prompt, hosted)
+    prompts = await asyncio.to_thread(_prompts, body.prompt, hosted)
     wanted = body.max_tokens or COMPLETION_TOKENS
     n = body.n or 1
     if len(prompts) * n > MAX_CHOICES:
@@ -92,9 +81,11 @@ async def completion_task(body: CompletionRequest, hosted: HostedModel) -> Task:
     requests: list[Request] = []
     for prompt in prompts:
         requests += _copies(_request(body, hosted, prompt, wanted, body.logprobs or 0), n)
-    form = _form_of(body.structured_outputs) if body.structured_outputs else None
+    form = form_of(body.structured_outputs) if body.structured_outputs else None
     prompt_tokens = sum(map(len, prompts))
-    task = Task(tuple(requests), prompt_tokens, body.logprobs, form, echo=bool(body.echo))
+    task = Task(
+        tuple(requests), prompt_tokens, body.logprobs, form, echo=bool(body.echo), prompt_field="prompt"
+    )
     await _check(task, hosted)
     return task
 
@@ -163,12 +154,22 @@ def _copies(request: Request, n: int) -> tuple[Request, ...]:
 async def _check(task: Task, hosted: HostedModel) -> None:
     """What can be known before the first token."""
     for request in task.requests:
-        check_request(request, hosted.client.voice)
+        try:
+            check_request(request, hosted.client.voice)
+        except (ContextOverflow, EmptyPrompt) as error:
+            raise bad(task.prompt_field, error.what, error.fix, error.code) from error
     if task.form is not None:
         vocabulary = await hosted.vocabulary()
         await asyncio.to_thread(vocabulary.check, task.form.grammar, task.form.param)
     if task.top_logprobs is not None:
         await hosted.vocabulary()
+
+
+def _chat_ids(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -> list[int]:
+    try:
+        return encode_chat(body, hosted.client.model.tokenizer, offered)
+    except RequestError as error:  # the template's own words
+        raise bad("messages", error.what, error.fix, error.code) from error
 
 
 def _prompts(prompt: str | list[Any], hosted: HostedModel) -> list[list[int]]:
@@ -184,136 +185,3 @@ def _prompts(prompt: str | list[Any], hosted: HostedModel) -> list[list[int]]:
     if kinds == {list} and all(prompt):
         return [_known(ids, "prompt", vocab_size) for ids in prompt]
     raise bad("prompt", "The list mixes texts and token ids, or holds an empty list", "Send one kind.")
-
-
-def _render(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -> list[int]:
-    tokenizer = hosted.client.model.tokenizer
-    variables = dict(body.chat_template_kwargs or {})
-    if {"messages", "tools", "add_generation_prompt", "continue_final_message"} & variables.keys():
-        raise bad("chat_template_kwargs", "chat_template_kwargs sets what has a field of its own")
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    has_place = tools.style_of(tokenizer.template_source(with_tools=True)) is not None
-    messages = [
-        _message(message, place, as_text=not has_place) for place, message in enumerate(body.messages)
-    ]
-    listed = [msgspec.to_builtins(tool) for tool in offered]
-    if listed and not has_place:
-        messages = _with_tool_prompt(messages, listed)
-    ids: list[int] = tokenizer.encode_chat(
-        messages,
-        tools=listed if listed and has_place else None,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        **variables,
-    )
-    return ids
-
-
-def _message(message: ChatMessage, place: int, *, as_text: bool) -> dict[str, Any]:
-    """A message as templates read it. `as_text`: the template knows no tools, so calls become text."""
-    content = _content(message, place)
-    role = "system" if message.role == "developer" else message.role
-    told: dict[str, Any] = {"role": role, "content": content}
-    calls = [(call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or []]
-    if as_text and role == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    if as_text and calls:
-        told["content"] = "\n".join([content or "", *(tools.write_call(*call) for call in calls)]).strip()
-    elif calls:
-        told["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call, (name, arguments) in zip(message.tool_calls or [], calls, strict=True)
-        ]
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if getattr(message, name) is not None:
-            told[name] = getattr(message, name)
-    return told
-
-
-def _content(message: ChatMessage, place: int) -> str | None:
-    param = f"messages[{place}].content"
-    if message.content is None:
-        if message.role == "assistant" and message.tool_calls:
-            return None
-        raise bad(param, f"The {message.role}'s message has no content", "Send text.", "missing_field")
-    if isinstance(message.content, str):
-        return message.content
-    for part in message.content:
-        if part.type != "text" or part.text is None:
-            raise bad(
-                param, f"The model reads text only, not {part.type!r}", "Send text parts.", "unsupported"
-            )
-    return "\n".join(part.text or "" for part in message.content)
-
-
-def _arguments(text: str) -> Any:  # noqa: ANN401 - any JSON; templates expect an object
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def _with_tool_prompt(messages: list[dict[str, Any]], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    first, prompt = messages[0], tools.hermes_prompt(listed)
-    if first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{prompt}"}, *messages[1:]]
-    return [{"role": "system", "content": prompt}, *messages]
-
-
-def _tool_style(hosted: HostedModel, offered: Sequence[Tool]) -> tools.Style | None:
-    if not offered:
-        return None
-    return tools.style_of(hosted.client.model.tokenizer.template_source(with_tools=True)) or "hermes"
-
-
-def _form_of_chat(body: ChatRequest, offered: Sequence[Tool], style: tools.Style | None) -> Form | None:
-    """The one form that a chat asks for; several are refused."""
-    forms = []
-    if body.structured_outputs is not None:
-        forms.append(_form_of(body.structured_outputs))
-    if isinstance(body.response_format, JsonObjectFormat):
-        forms.append(Form(constrain.json_grammar({"type": "object"}), "response_format"))
-    if isinstance(body.response_format, JsonSchemaFormat):
-        schema = body.response_format.json_schema.schema or {"type": "object"}
-        forms.append(Form(constrain.json_grammar(schema), "response_format"))
-    forced = _forced(body, offered)
-    if forced and style:
-        schemas = {tool.function.name: tool.function.parameters or {} for tool in forced}
-        forms.append(Form(constrain.call_grammar(style, schemas), "tools"))
-    if len(forms) > 1:
-        raise bad(
-            forms[1].param, f"{forms[0].param} and {forms[1].param} exclude each other", "Leave one out."
-        )
-    return forms[0] if forms else None
-
-
-def _forced(body: ChatRequest, offered: Sequence[Tool]) -> Sequence[Tool]:
-    """The tools of which one must be called; none when the model is free."""
-    choice = body.tool_choice
-    if choice in (None, "none", "auto"):
-        return []
-    if not offered:
-        raise bad("tool_choice", "tool_choice asks for a call, and there are no tools", "Send tools.")
-    if isinstance(choice, NamedToolChoice):
-        named = [tool for tool in offered if tool.function.name == choice.function.name]
-        if not named:
-            raise bad(
-                "tool_choice", f"There is no tool named {choice.function.name!r}", "Name one of the tools."
-            )
-        return named
-    return offered
-
-
-def _form_of(wanted: StructuredOutputs) -> Form:
-    param = "structured_outputs"
-    given = [name for name in wanted.__struct_fields__ if getattr(wanted, name) is not None]
-    if len(given) != 1:
-        raise bad(param, f"structured_outputs sets {len(given)} forms", "Set exactly one.")
-    if wanted.json is not None:
-        return Form(constrain.json_grammar(wanted.json), f"{param}.json")
-    if wanted.regex is not None:
-        return Form(constrain.regex_grammar(wanted.regex), f"{param}.regex")
-    if wanted.choice is not None:
-        return Form(constrain.choice_grammar(wanted.choice), f"{param}.choice")
-    return Form(constrain.lark_grammar(wanted.grammar or ""), f"{param}.grammar")

@@ -47,6 +47,7 @@ class Load:
     prefill_tokens_per_s: float = 0.0
     free_tokens: int = 0
     queue_depth: int = 0
+    sessions_resumed: int = 0
     on_battery: bool = False
 
 
@@ -115,6 +116,7 @@ class Announcer:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             free_tokens=load.free_tokens,
             queue_depth=load.queue_depth,
+            sessions_resumed=load.sessions_resumed,
             relayed=profile.relayed,
             on_battery=load.on_battery,
             started_at=profile.started_at,

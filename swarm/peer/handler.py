@@ -199,7 +199,7 @@ class SessionHandler:
             elif isinstance(message, Rewind):
                 self._rewind(stream.session, message.position)
             elif isinstance(message, Promote):
-                stream.session.spare = False
+                self._sessions.promote(stream.session)
             else:
                 raise SessionRefused("protocol", f"{type(message).__name__} is not for a peer.", "type")
 

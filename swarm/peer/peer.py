@@ -119,6 +119,7 @@ class Peer:
             prefill_tokens_per_s=self.throughput.prefill_tokens_per_s,
             free_tokens=self.sessions.free_tokens,
             queue_depth=self.executor.queue_depth,
+            sessions_resumed=self.sessions.resumed_total,
             on_battery=_is_on_battery(),
         )
 

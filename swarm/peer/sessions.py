@@ -52,6 +52,7 @@ class SessionTable:
         self._model = model
         self._limits = limits
         self._sessions: dict[str, PeerSession] = {}
+        self.resumed_total = 0  # taken up here after a loss, a leave or a pause
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -84,6 +85,8 @@ class SessionTable:
         session = self._sessions.get(request.session)
         if session is not None and request.epoch <= session.epoch:
             raise SessionRefused("fenced", "A later take on this session exists; this one is void.", "epoch")
+        # the first chain of a conversation is its first take; every later one resumes it
+        self.resumed_total += request.epoch > 1 and request.role == "active"
         if session is not None and session.span == span:
             session.epoch, session.attached, session.last_used = request.epoch, True, now
             session.spare = request.role == "spare"
@@ -114,6 +117,11 @@ class SessionTable:
         while self.used_bytes + tokens * token_bytes > self._limits.cache_bytes:
             if not self._evict_one():
                 raise SessionRefused("capacity", "This peer's memory for sessions is full.")
+
+    def promote(self, session: PeerSession) -> None:
+        """A spare is active from now on."""
+        session.spare = False
+        self.resumed_total += 1
 
     def detach(self, session: PeerSession, epoch: int, now: float) -> None:
         """The stream of that take is gone; keep the session for a while."""

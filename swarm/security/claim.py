@@ -41,7 +41,8 @@ def claim_identity(asked: Path | None, default: Path) -> Iterator[Claim]:
 def _hold(path: Path, stack: ExitStack) -> Path:
     if not _try_lock(path, stack):
         raise ConfigurationError(
-            f"The identity {path} is used by a node that runs", "Stop that node, or name another file with --identity."
+            f"The identity {path} is used by a node that runs",
+            "Stop that node, or name another file with --identity.",
         )
     return path
 

@@ -15,13 +15,14 @@ from typing import IO, Any, Literal
 
 from swarm.errors import ConfigurationError
 from swarm.status.incidents import Incident, Key, ended, troubles
-from swarm.status.snapshot import ModelStatus, SwarmState
+from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
 from swarm.values import parse_span
 
 DEFAULT_LIMIT_BYTES = 256 * 2**20
 MAX_INCIDENTS = 2000
 CONTRIBUTOR_KEPT_S = 90 * 86400.0
 PRUNE_EVERY = 360  # states
+MAX_NEWLY_RESUMED = 1000  # of one peer between two states; who claims more is not believed
 EVICTED_SHARE = 10  # one in so many rows, when the file is full
 SCHEMA = 1
 
@@ -47,7 +48,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS samples (
     row_s INTEGER, model TEXT, at INTEGER,
     states INTEGER, known INTEGER, available INTEGER, replicas INTEGER, peers INTEGER,
-    speeds INTEGER, speed_sum REAL, ttft_sum REAL, runs INTEGER, interrupted INTEGER,
+    speeds INTEGER, speed_sum REAL, ttft_sum REAL, runs INTEGER, interrupted INTEGER, resumed INTEGER,
     PRIMARY KEY (row_s, model, at)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS contributors (
@@ -60,12 +61,13 @@ CREATE TABLE IF NOT EXISTS incidents (
 CREATE INDEX IF NOT EXISTS open_incidents ON incidents (ended_at) WHERE ended_at IS NULL;
 """
 _ADD_SAMPLE = """
-INSERT INTO samples VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO samples VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET states = states + 1, known = known + excluded.known,
     available = available + excluded.available, replicas = min(replicas, excluded.replicas),
     peers = peers + excluded.peers, speeds = speeds + excluded.speeds,
     speed_sum = speed_sum + excluded.speed_sum, ttft_sum = ttft_sum + excluded.ttft_sum,
-    runs = runs + excluded.runs, interrupted = interrupted + excluded.interrupted
+    runs = runs + excluded.runs, interrupted = interrupted + excluded.interrupted,
+    resumed = resumed + excluded.resumed
 """
 _ADD_CONTRIBUTION = """
 INSERT INTO contributors VALUES (?, ?, ?, ?, ?)
@@ -74,7 +76,7 @@ ON CONFLICT DO UPDATE SET name = excluded.name, block_s = block_s + excluded.blo
 """
 _POINTS = """
 SELECT at / :step * :step, sum(states), sum(known), sum(available), min(replicas), sum(peers),
-    sum(speeds), sum(speed_sum), sum(ttft_sum), sum(runs), sum(interrupted)
+    sum(speeds), sum(speed_sum), sum(ttft_sum), sum(runs), sum(interrupted), sum(resumed)
 FROM samples WHERE row_s = :row_s AND model = :model AND at >= :since GROUP BY 1 ORDER BY 1
 """
 
@@ -91,6 +93,7 @@ class Point:
     ttft_s: float | None
     canaries: int
     interrupted: int  # canaries that lost a hop on their way
+    resumed: int  # sessions taken up on another peer, or again, as the peers count them
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class History:
                 "Name another file with --database, or move it away.",
             ) from error
         self._counters: dict[str, tuple[int, int]] = {}  # runs and interruptions already counted
+        self._resumed: dict[str, int] = {}  # by peer, already counted
         self._last_at: float | None = None
         self._writes = 0
 
@@ -141,6 +145,7 @@ class History:
         self._counters = {
             model.manifest: (model.canary_runs, model.canary_interrupted) for model in state.models
         }
+        self._resumed = {peer.peer: peer.sessions_resumed for model in state.models for peer in model.peers}
         self._last_at = state.at
         self._writes += 1
         if self._writes % PRUNE_EVERY == 1:
@@ -221,10 +226,16 @@ class History:
                 model.ttft_s or 0.0,
                 max(0, model.canary_runs - runs),
                 max(0, model.canary_interrupted - interrupted),
+                sum(self._newly_resumed(peer) for peer in model.peers),
             )
             for resolution in RANGES.values():
                 start = int(state.at) // resolution.row_s * resolution.row_s
                 yield (resolution.row_s, model.manifest, start, *values)
+
+    def _newly_resumed(self, peer: PeerStatus) -> int:
+        """Since the last state. What a peer counted before it was first seen is nobody's to date."""
+        counted = self._resumed.get(peer.peer, peer.sessions_resumed)
+        return min(MAX_NEWLY_RESUMED, max(0, peer.sessions_resumed - counted))
 
     def _contributions(self, state: SwarmState) -> Iterator[tuple[Any, ...]]:
         """Time since the last state counts when it was seen: a gap in the watching is nobody's service."""
@@ -287,7 +298,7 @@ def _serving(model: ModelStatus) -> Iterable[Any]:
 
 
 def _point(row: tuple[Any, ...]) -> Point:
-    at, states, known, available, replicas, peers, speeds, speed_sum, ttft_sum, runs, interrupted = row
+    at, states, known, available, replicas, peers, speeds, speed_sum, ttft_sum, *counts = row
     return Point(
         at=at,
         availability=round(available / known, 4) if known else None,
@@ -295,6 +306,7 @@ def _point(row: tuple[Any, ...]) -> Point:
         peers=round(peers / states, 2),
         tokens_per_s=round(speed_sum / speeds, 3) if speeds else None,
         ttft_s=round(ttft_sum / speeds, 4) if speeds else None,
-        canaries=runs,
-        interrupted=interrupted,
+        canaries=counts[0],
+        interrupted=counts[1],
+        resumed=counts[2],
     )

@@ -133,7 +133,7 @@ def plots_of(points: Sequence[Point], range_: Range, now: float) -> list[Plot]:
         ("Peers on the weakest block", [float(point.replicas) for point in points], "", 0.0),
         ("Tokens/s", [point.tokens_per_s for point in points], "", 0.0),
         ("Peers", [point.peers for point in points], "", 0.0),
-        ("Canaries that lost a peer", [float(point.interrupted) for point in points], "", 0.0),
+        ("Sessions resumed", [float(point.resumed) for point in points], "", 0.0),
     ]
     resolution = RANGES[range_]
     made = []
@@ -142,7 +142,7 @@ def plots_of(points: Sequence[Point], range_: Range, now: float) -> list[Plot]:
         series = plots.Series(
             [p.at for p in points], values, now - resolution.kept_s, now, resolution.point_s, top
         )
-        draw = plots.bars if title.startswith("Canaries") else plots.line
+        draw = plots.bars if title.startswith("Sessions") else plots.line
         made.append(Plot(title, draw(series), f"{_number(top)}{unit}", _in_words(values, unit)))
     return made
 

@@ -38,6 +38,7 @@ class PeerStatus:
     rtt_ms: float | None
     free_tokens: int
     queue_depth: int
+    sessions_resumed: int  # since it started, as it says
     uptime_s: float
     seen_at: float
     proven_at: float | None
@@ -166,6 +167,7 @@ def _peer(record: PeerRecord, judged: Assessment | None, proof: PeerProof | None
         rtt_ms=proof.rtt_ms if proof else None,
         free_tokens=_bounded(record.free_tokens),
         queue_depth=_bounded(record.queue_depth),
+        sessions_resumed=_bounded(record.sessions_resumed),
         uptime_s=round(_age(record.started_at, now), 1) if record.started_at else 0.0,
         seen_at=round(min(record.issued_at, now), 1),
         proven_at=proof.passed_at if proof else None,

@@ -45,6 +45,7 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     prefill_tokens_per_s: float
     free_tokens: int  # KV tokens that new sessions may still take
     queue_depth: int
+    sessions_resumed: int = 0  # since it started: taken up here after a loss or a leave
     rtt_ms: dict[str, float] = {}  # to a few other peers
     relayed: bool = False  # reached through a relay, not directly
     on_battery: bool = False

@@ -17,6 +17,9 @@ def test_two_nodes_of_one_user_get_two_identities_and_a_restarted_one_its_own(tm
 
 def test_an_identity_asked_for_is_refused_while_a_node_uses_it(tmp_path):
     path = tmp_path / "own.key"
-    with claim_identity(path, path), pytest.raises(ConfigurationError, match="used by a node that runs"):
-        with claim_identity(path, path):
-            pass
+    with (
+        claim_identity(path, path),
+        pytest.raises(ConfigurationError, match="used by a node that runs"),
+        claim_identity(path, path),
+    ):
+        pass

@@ -181,7 +181,7 @@ def test_plots_of_nothing_and_of_one_point_are_whole():
 
 
 def test_history_is_told_in_words_as_well_as_drawn():
-    points = tuple(Point(int(NOW) - 600 * n, 1.0, 2, 3.0, 10.0 + n, 0.2, 1, 0) for n in range(5, 0, -1))
+    points = tuple(Point(int(NOW) - 600 * n, 1.0, 2, 3.0, 10.0 + n, 0.2, 1, 0, n) for n in range(5, 0, -1))
     past = Past(read_at=NOW, points={(DIGEST, "24h"): points})
     said = page(state(record("a", 0, 6)), past).text
     assert "100% throughout" in said

@@ -66,7 +66,8 @@ async def soak(stage: Stage, sessions: int, on_progress: OnProgress) -> Result:
     expected = await References(stage).of(questions)
     clients = [await stage.client() for _ in range(CLIENTS)]
     memory = _Memory(stage)
-    troubling = asyncio.create_task(_Trouble(stage, tally.problems).run())
+    trouble = _Trouble(stage, tally.problems)
+    troubling = asyncio.create_task(trouble.run())
     try:
         waiting = iter(range(sessions))
 
@@ -79,6 +80,8 @@ async def soak(stage: Stage, sessions: int, on_progress: OnProgress) -> Result:
                 on_progress(len(tally.stalls_s), sessions)
 
         await asyncio.gather(*(work(clients[index % CLIENTS]) for index in range(SESSIONS_AT_ONCE)))
+        trouble.over.set()
+        await troubling  # what was broken last comes back
     finally:
         troubling.cancel()
         await asyncio.gather(troubling, return_exceptions=True)
@@ -99,18 +102,19 @@ async def soak(stage: Stage, sessions: int, on_progress: OnProgress) -> Result:
 
 
 class _Trouble:
-    """Random faults to random peers, one after the other and now and then at once, until cancelled."""
+    """Random faults to random peers, one after the other and now and then at once, until it is `over`."""
 
     def __init__(self, stage: Stage, problems: list[str]) -> None:
         self._stage = stage
         self._problems = problems
         self._chance = random.Random(f"{stage.config.seed} soak")  # noqa: S311 - repeatable on purpose
         self._busy: set[StagedPeer] = set()
+        self.over = asyncio.Event()
 
     async def run(self) -> None:
         faults = [self._kill, self._freeze, self._cut, self._leave]
         async with asyncio.TaskGroup() as group:
-            while True:
+            while not self.over.is_set():
                 await asyncio.sleep(self._chance.uniform(*CALM_S))
                 fault, peer = self._chance.choice(faults), self._chance.choice(self._stage.peers)
                 if peer not in self._busy and len(self._busy) < MOST_TROUBLED:

@@ -1,0 +1,78 @@
+"""Which form a reply must have, read from the fields that can ask for one.
+
+Knows the fields and no grammar library; several forms at once are refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.gateway import constrain, tools
+from swarm.gateway.refusal import bad
+from swarm.gateway.schema import (
+    ChatRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedToolChoice,
+    StructuredOutputs,
+    Tool,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The grammar a reply must follow, and the field that asked for it."""
+
+    grammar: str
+    param: str
+
+
+def form_of_chat(body: ChatRequest, offered: Sequence[Tool], style: tools.Style | None) -> Form | None:
+    """The one form that a chat asks for; several are refused."""
+    forms = []
+    if body.structured_outputs is not None:
+        forms.append(form_of(body.structured_outputs))
+    if isinstance(body.response_format, JsonObjectFormat):
+        forms.append(Form(constrain.json_grammar({"type": "object"}), "response_format"))
+    if isinstance(body.response_format, JsonSchemaFormat):
+        schema = body.response_format.json_schema.schema or {"type": "object"}
+        forms.append(Form(constrain.json_grammar(schema), "response_format"))
+    forced = _forced(body, offered)
+    if forced and style:
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in forced}
+        forms.append(Form(constrain.call_grammar(style, schemas), "tools"))
+    if len(forms) > 1:
+        raise bad(
+            forms[1].param, f"{forms[0].param} and {forms[1].param} exclude each other", "Leave one out."
+        )
+    return forms[0] if forms else None
+
+
+def _forced(body: ChatRequest, offered: Sequence[Tool]) -> Sequence[Tool]:
+    """The tools of which one must be called; none when the model is free."""
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return []
+    if not offered:
+        raise bad("tool_choice", "tool_choice asks for a call, and there are no tools", "Send tools.")
+    if isinstance(choice, NamedToolChoice):
+        named = [tool for tool in offered if tool.function.name == choice.function.name]
+        if not named:
+            raise bad(
+                "tool_choice", f"There is no tool named {choice.function.name!r}", "Name one of the tools."
+            )
+        return named
+    return offered
+
+
+def form_of(wanted: StructuredOutputs) -> Form:
+    param = "structured_outputs"
+    given = [name for name in wanted.__struct_fields__ if getattr(wanted, name) is not None]
+    if len(given) != 1:
+        raise bad(param, f"structured_outputs sets {len(given)} forms", "Set exactly one.")
+    if wanted.json is not None:
+        return Form(constrain.json_grammar(wanted.json), f"{param}.json")
+    if wanted.regex is not None:
+        return Form(constrain.regex_grammar(wanted.regex), f"{param}.regex")
+    if wanted.choice is not None:
+        return Form(constrain.choice_grammar(wanted.choice), f"{param}.choice")
+    return Form(constrain.lark_grammar(wanted.grammar or ""), f"{param}.grammar")

@@ -1,0 +1,99 @@
+"""Conversations as the model's chat template wants them, tools and their results included.
+
+Knows OpenAI's messages and the two ways a model can be told of tools: by its own template, or, where
+that has no place for them, in the system message.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from swarm.gateway import tools
+from swarm.gateway.refusal import bad
+from swarm.gateway.schema import ChatMessage, ChatRequest, Tool
+from swarm.model.tokenizer import Tokenizer
+
+_OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+def tool_style(tokenizer: Tokenizer, offered: Sequence[Tool]) -> tools.Style | None:
+    """The format in which this model will call the tools; None when there are none."""
+    if not offered:
+        return None
+    return tools.style_of(tokenizer.template_source(with_tools=True)) or "hermes"
+
+
+def encode_chat(body: ChatRequest, tokenizer: Tokenizer, offered: Sequence[Tool]) -> list[int]:
+    """The token ids of a chat's prompt. Raises a `Refusal` naming the message that cannot be told."""
+    variables = dict(body.chat_template_kwargs or {})
+    if _OWN_FIELDS & variables.keys():
+        raise bad("chat_template_kwargs", "chat_template_kwargs sets what has a field of its own")
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    has_place = tools.style_of(tokenizer.template_source(with_tools=True)) is not None
+    messages = [
+        _message(message, place, as_text=not has_place) for place, message in enumerate(body.messages)
+    ]
+    listed = [msgspec.to_builtins(tool) for tool in offered]
+    if listed and not has_place:
+        messages = _with_tool_prompt(messages, listed)
+    ids: list[int] = tokenizer.encode_chat(
+        messages,
+        tools=listed if listed and has_place else None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        **variables,
+    )
+    return ids
+
+
+def _message(message: ChatMessage, place: int, *, as_text: bool) -> dict[str, Any]:
+    """A message as templates read it. `as_text`: the template knows no tools, so calls become text."""
+    content = _content(message, place)
+    role = "system" if message.role == "developer" else message.role
+    told: dict[str, Any] = {"role": role, "content": content}
+    calls = [(call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or []]
+    if as_text and role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    if as_text and calls:
+        told["content"] = "\n".join([content or "", *(tools.write_call(*call) for call in calls)]).strip()
+    elif calls:
+        told["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call, (name, arguments) in zip(message.tool_calls or [], calls, strict=True)
+        ]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if getattr(message, name) is not None:
+            told[name] = getattr(message, name)
+    return told
+
+
+def _content(message: ChatMessage, place: int) -> str | None:
+    param = f"messages[{place}].content"
+    if message.content is None:
+        if message.role == "assistant" and message.tool_calls:
+            return None
+        raise bad(param, f"The {message.role}'s message has no content", "Send text.", "missing_field")
+    if isinstance(message.content, str):
+        return message.content
+    for part in message.content:
+        if part.type != "text" or part.text is None:
+            raise bad(
+                param, f"The model reads text only, not {part.type!r}", "Send text parts.", "unsupported"
+            )
+    return "\n".join(part.text or "" for part in message.content)
+
+
+def _arguments(text: str) -> Any:  # noqa: ANN401 - any JSON; templates expect an object
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _with_tool_prompt(messages: list[dict[str, Any]], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    first, prompt = messages[0], tools.hermes_prompt(listed)
+    if first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{prompt}"}, *messages[1:]]
+    return [{"role": "system", "content": prompt}, *messages]
