@@ -13,11 +13,21 @@ from swarm.cli.client_options import ClientFlags, client_options
 from swarm.cli.output import note, print_json, print_result
 from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
-from swarm.config import find_paths
 from swarm.errors import UsageError
 
 if TYPE_CHECKING:
     from swarm.gateway.app import GatewayConfig
+
+
+def _add_key(ctx: click.Context, param: click.Parameter, value: tuple[Path, str] | None) -> None:
+    if value is None or ctx.resilient_parsing:
+        return
+    from swarm.gateway.auth import add_key
+
+    path, name = value
+    print_result(add_key(path, name))
+    note(f"Its hash is in {path}; the key itself is nowhere else. Start with --keys {path}.")
+    ctx.exit()
 
 
 @click.command("gateway")
@@ -31,7 +41,16 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="File of API keys; without it everyone on this machine may ask, and nobody else.",
 )
-@click.option("--new-key", metavar="NAME", help="Add a key to the file, print it once, and end.")
+@click.option(
+    "--new-key",
+    nargs=2,
+    type=(click.Path(dir_okay=False, path_type=Path), str),
+    metavar="FILE NAME",
+    is_eager=True,  # nothing else is needed for it, not even --join
+    expose_value=False,
+    callback=_add_key,
+    help="Add a key to a file of keys, print it once, and end.",
+)
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Let web pages of this origin ask.")
 @click.option("--max-running", type=click.IntRange(1), default=64, help="Replies in the making at once.")
 @click.option(
@@ -51,7 +70,6 @@ def command(
     client: ClientFlags,
     listen: str,
     keys: Path | None,
-    new_key: str | None,
     cors: tuple[str, ...],
     max_running: int,
     max_waiting: int,
@@ -68,9 +86,6 @@ def command(
     The address works as base URL with /v1 behind it; opened in a browser it is a chat page. The
     first Ctrl-C lets replies end and takes no new ones; the second stops at once.
     """
-    if new_key is not None:
-        _print_new_key(keys or find_paths().config_dir / "keys.toml", new_key)
-        return
     if not models:
         raise UsageError("No model is named", "Name one or more: swarm gateway MODEL --join ADDR.")
     from swarm.gateway.app import GatewayConfig
@@ -121,13 +136,6 @@ def _tell(url: str, models: list[str], as_json: bool) -> None:
         return
     print_result(f"OpenAI base URL: {url}/v1    models: {', '.join(models)}")
     print_result(f"Chat page: {url}/")
-
-
-def _print_new_key(path: Path, name: str) -> None:
-    from swarm.gateway.auth import add_key
-
-    print_result(add_key(path, name))
-    note(f"Its hash is in {path}; the key itself is nowhere else. Start with --keys {path}.")
 
 
 def _parse_listen(text: str) -> tuple[str, int]:

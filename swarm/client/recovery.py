@@ -132,7 +132,7 @@ class Recovery:
                 return await self._open_all(planned, held)
             except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
                 if _now() + delay_s > ends_at:
-                    raise self.routes.no_route(span, error) from error
+                    raise self.routes.explain(span, error) from error
                 self.on_wait(error)
             await asyncio.sleep(delay_s)
         raise AssertionError("the backoff never ends")
@@ -186,7 +186,7 @@ class Recovery:
                 # another process has taken the session over: this one goes on with one of its own
                 self.settings = replace(self.settings, session=new_session_id())
             else:
-                self.routes.lost(planned.peer)
+                self.routes.lost(planned.peer, str(error))
             raise
         self.routes.heard(planned.peer, hop.rtt_s)
         await hop.rewind(held)  # what the peer did after our last certain knowledge is void

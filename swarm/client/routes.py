@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swarm.client.router import Numerics, PlannedHop, RouteHints, no_route, partition, plan
+from swarm.client.router import Numerics, PlannedHop, RouteHints, missing_blocks, no_route, partition, plan
 from swarm.errors import NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
@@ -20,14 +20,23 @@ OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
 DEFAULT_NUMERICS = Numerics("fp32", "none")
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
+# short while libp2p would not really dial again anyway, after that long
+RETRY_AFTER_S = (0.25, 0.75, 1.0, 1.5, 2.0, 15.0, 40.0)
 
 
 @dataclass(slots=True)
 class _Ban:
-    """A peer that is passed over until `until`; each loss in a row doubles it."""
+    """A peer that did not answer. Others are preferred until `until`; it is not asked before `retry_at`.
 
+    A record newer than `sequence` is a sign of life and lets it be asked at once. Without one it is
+    asked seldom: libp2p answers every failed dial with a longer refusal to dial at all.
+    """
+
+    losses: int
     until: float
-    length_s: float
+    retry_at: float
+    sequence: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,8 @@ class Routes:
         """The best chain over `span` now. Raises `NoRoute`, or `NetworkError` before the first snapshot.
 
         A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers
-        lost lately are taken only when there is no chain without them, `excluded` ones never.
+        lost lately are taken only when there is no chain without them and they may have come back,
+        `excluded` ones never.
         """
         banned = self._banned()
         fresh = False
@@ -75,7 +85,7 @@ class Routes:
         try:
             return self._plan(span, numerics, excluded | banned)
         except NoRoute:
-            return self._plan(span, numerics, excluded)
+            return self._plan(span, numerics, excluded | self._not_to_be_asked())
 
     def plan_at_hand(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
@@ -127,24 +137,46 @@ class Routes:
         """A peer took so long for one token through these blocks; for a while that overrules its record."""
         self._observed[peer] = _Observation(decode_s * 1e3 / len(span), _now() + OBSERVATION_LIFE_S)
 
-    def lost(self, peer: PeerId) -> None:
-        """A peer did not answer, or refused."""
-        ban = self._bans.get(peer)
-        length_s = min(LONGEST_BAN_S, 2 * ban.length_s) if ban else FIRST_BAN_S
-        self._bans[peer] = _Ban(_now() + length_s, length_s)
+    def lost(self, peer: PeerId, reason: str) -> None:
+        """A peer did not answer, or refused; `reason` is a sentence for people."""
+        now, record, ban = _now(), self.record(peer), self._bans.get(peer)
+        losses = ban.losses + 1 if ban else 1
+        self._bans[peer] = _Ban(
+            losses=losses,
+            until=now + min(LONGEST_BAN_S, FIRST_BAN_S * 2 ** (losses - 1)),
+            retry_at=now + RETRY_AFTER_S[min(losses, len(RETRY_AFTER_S)) - 1],
+            sequence=ban.sequence if ban else record.sequence if record else 0,
+            reason=reason,
+        )
 
-    def no_route(self, span: Span, last: SwarmError) -> NoRoute:
-        """The error for a span that could not be covered: which blocks are on no peer that answers."""
-        if isinstance(last, NoRoute):
-            return last
+    def explain(self, span: Span, last: SwarmError) -> SwarmError:
+        """The error for a span that could not be covered: which blocks are on no peer that answers, and why."""
         peers = self._snapshot.online() if self._snapshot else ()
-        answering = [record for record in peers if record.peer_id not in self._banned()]
+        answering = [record for record in peers if record.peer_id not in self._bans]
         error = no_route(answering, span)
-        return NoRoute(f"{error.what} ({last.what[:1].lower()}{last.what[1:]})", error.fix)
+        missing = missing_blocks(answering, span)
+        reasons = [
+            self._bans[record.peer_id].reason.rstrip(".")
+            for record in peers
+            if record.peer_id in self._bans and any(record.span.overlap(hole) for hole in missing)
+        ]
+        if not reasons:
+            return last
+        return NoRoute(f"{error.what} ({reasons[-1][:1].lower()}{reasons[-1][1:]})", error.fix)
 
     def _banned(self) -> frozenset[PeerId]:
         now = _now()
         return frozenset(peer for peer, ban in self._bans.items() if ban.until > now)
+
+    def _not_to_be_asked(self) -> frozenset[PeerId]:
+        """Lost peers that gave no sign of life since, and whose time to be asked again has not come."""
+        now = _now()
+        seen = {record.peer_id: record.sequence for record in self._snapshot.peers} if self._snapshot else {}
+        return frozenset(
+            peer
+            for peer, ban in self._bans.items()
+            if ban.retry_at > now and seen.get(peer, 0) <= ban.sequence
+        )
 
     def _plan(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]

@@ -196,7 +196,7 @@ class Session:
 
     def _note_loss(self, lost: _Lost, started_at: float) -> None:
         self.resumes.append(Resume(self.position, lost.error.peer, lost.error.reason, started_at))
-        self.recovery.routes.lost(lost.link.hop.planned.peer)
+        self.recovery.routes.lost(lost.link.hop.planned.peer, str(lost.error))
 
     async def _promote(self, link: Link) -> bool:
         """Put the link's spare in its place, if it has one that lives."""

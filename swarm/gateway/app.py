@@ -29,7 +29,7 @@ _SHUTDOWN_S = 2.0  # for handlers, after all replies have ended
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """How a gateway listens and whom it serves."""
+    """How a gateway listens and whom it serves. Raises `UsageError` for an open address without keys."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -40,21 +40,23 @@ class GatewayConfig:
     kept_s: float = KEPT_S
     max_body_bytes: int = MAX_BODY_BYTES
 
+    def __post_init__(self) -> None:
+        if self.host not in LOOPBACK and self.keys is None:
+            raise UsageError(
+                f"{self.host} can be reached by others, and there are no keys",
+                "Make one with --new-key FILE NAME and start with --keys FILE, or listen on 127.0.0.1.",
+            )
+
 
 class Gateway:
     """Serves clients' models over HTTP. The clients are closed by whoever made them."""
 
     def __init__(self, clients: Sequence[Client], config: GatewayConfig) -> None:
-        """Raises `UsageError` for two models of one name, and for an open port without keys."""
+        """Raises `UsageError` for two models of one name."""
         self.config = config
         self.models = {client.model.name: HostedModel(client) for client in clients}
         if len(self.models) < len(clients):
             raise UsageError("Two of the models have the same name", "Name each model once.")
-        if config.host not in LOOPBACK and config.keys is None:
-            raise UsageError(
-                f"{config.host} can be reached by others, and there are no keys",
-                "Make one with --new-key NAME and name the file with --keys, or listen on 127.0.0.1.",
-            )
         self.gate = Gate(config.limits)
         self.replies = ReplyStore(config.kept_s)
         self.instruments = Instruments()

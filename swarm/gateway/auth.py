@@ -77,7 +77,7 @@ def read_keys(path: Path) -> dict[str, Key]:
         keys = msgspec.toml.decode(path.read_bytes(), type=_File).key
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error.strerror}", "Make a key with --new-key NAME."
+            f"{path} cannot be read: {error.strerror}", "Make a key with --new-key FILE NAME."
         ) from error
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigurationError(

@@ -35,12 +35,17 @@ class HostedModel:
         self._making = asyncio.Lock()
 
     @property
+    def _answers(self) -> bool:
+        """Whether every block is online, or can be run here."""
+        return self.coverage is not None and (self.coverage.whole or self.client.options.local_fallback)
+
+    @property
     def problem(self) -> str | None:
         """Why the model cannot answer now."""
         if self.coverage is None:
             reason = self._problem.what if self._problem else "the directory has not been read yet"
             return f"{self.name}: {reason}"
-        if not self.coverage.whole:
+        if not self._answers:
             return f"{self.name}: no live peer hosts blocks {', '.join(map(str, self.coverage.missing))}"
         return None
 
@@ -76,13 +81,13 @@ class HostedModel:
 
     async def require_whole(self) -> None:
         """Raises a `Refusal` with how far the model is, unless every block is online."""
-        if self.coverage is None or not self.coverage.whole:
+        if not self._answers:
             await self.refresh()
         coverage = self.coverage
         if coverage is None:
             what = self._problem or NetworkError("The directory does not answer", "Try again in a moment.")
             raise Refusal(503, what.what, what.fix, reason=what.code, retry_after_s=RETRY_LATER_S)
-        if not coverage.whole:
+        if not self._answers:
             raise _cold(self.name, coverage)
 
     def entry(self) -> ModelEntry:

@@ -108,7 +108,7 @@ def test_a_lost_hop_that_is_found_again_still_holds_what_it_held(play):
         await context.move_to([1, 2, 3, 4])
         [old] = context.session.hops
         recovery = context.session.recovery
-        recovery.routes.lost(old.planned.peer)
+        recovery.routes.lost(old.planned.peer, "it is gone")
         [new] = await recovery.replace([old])
         held = new.position
         await new.close(1.0)

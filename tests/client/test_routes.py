@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from swarm.client.router import Numerics
-from swarm.client.routes import FETCH_TIMEOUT_S, FIRST_BAN_S, SNAPSHOT_LIFE_S, Routes
-from swarm.errors import NetworkError, NoRoute, PeerUnreachable
+from swarm.client.routes import FETCH_TIMEOUT_S, FIRST_BAN_S, RETRY_AFTER_S, SNAPSHOT_LIFE_S, Routes
+from swarm.errors import NetworkError, NoRoute
 from swarm.testing.clock import run_virtual
 from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
@@ -105,11 +105,11 @@ def test_a_directory_that_never_answered_is_a_network_error_that_says_what_to_ch
 def test_a_lost_peer_is_passed_over_for_a_while_and_longer_after_each_loss():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A)
+        routes.lost(A, "it is gone")
         taken = [await peers(routes)]
         await asyncio.sleep(FIRST_BAN_S + 0.1)
         taken.append(await peers(routes))
-        routes.lost(A)
+        routes.lost(A, "it is gone")
         await asyncio.sleep(FIRST_BAN_S + 0.1)
         taken.append(await peers(routes))
         await asyncio.sleep(FIRST_BAN_S)
@@ -120,10 +120,11 @@ def test_a_lost_peer_is_passed_over_for_a_while_and_longer_after_each_loss():
     assert with_routes(Book(faster, record("b")), scene) == [["b"], ["a"], ["b"], ["a"]]
 
 
-def test_a_lost_peer_that_is_the_only_one_is_taken_all_the_same_but_an_excluded_one_never():
+def test_a_lost_peer_that_is_the_only_one_is_taken_again_but_an_excluded_one_never():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A)
+        routes.lost(A, "it is gone")
+        await asyncio.sleep(RETRY_AFTER_S[0])
         with pytest.raises(NoRoute):
             await routes.plan(WHOLE, excluded=frozenset({A}))
         return await peers(routes)
@@ -131,10 +132,42 @@ def test_a_lost_peer_that_is_the_only_one_is_taken_all_the_same_but_an_excluded_
     assert with_routes(Book(record("a")), scene) == ["a"]
 
 
+def test_a_peer_lost_again_and_again_is_asked_ever_less_often_until_it_shows_a_sign_of_life():
+    book = Book(record("a"))
+
+    async def scene(routes):
+        asked = []
+        while asyncio.get_running_loop().time() < 60:
+            try:
+                await routes.plan(WHOLE)
+            except NoRoute:
+                pass
+            else:
+                asked.append(round(asyncio.get_running_loop().time()))
+                routes.lost(A, "it is gone")
+            await asyncio.sleep(0.2)
+        book.records = (record("a", sequence=2),)
+        return asked, await peers(routes)
+
+    asked, then = with_routes(book, scene)
+    assert asked == [0, 0, 1, 2, 4, 6, 21]
+    assert then == ["a"]
+
+
+def test_the_error_tells_why_the_missing_blocks_are_missing():
+    async def scene(routes):
+        await routes.refresh()
+        routes.lost(A, "Peer a was lost: the stream broke")
+        return str(routes.explain(WHOLE, NoRoute("nobody")))
+
+    told = with_routes(Book(record("a", 0, 3), record("b", 3, 6)), scene)
+    assert told.startswith("No live peer hosts blocks 0:3 (peer a was lost: the stream broke).")
+
+
 def test_a_peer_that_answers_again_is_forgiven():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A)
+        routes.lost(A, "it is gone")
         routes.heard(A, 0.001)
         return await peers(routes)
 
@@ -163,16 +196,6 @@ def test_a_speed_that_was_seen_overrules_the_record_for_a_minute():
 
     book = Book(record("a", decode_tokens_per_s=500.0), record("b"))
     assert with_routes(book, scene) == (["b"], ["a"])
-
-
-def test_the_error_at_the_end_names_the_blocks_that_no_answering_peer_has_and_the_last_reason():
-    async def scene(routes):
-        await routes.refresh()
-        routes.lost(B)
-        return str(routes.no_route(WHOLE, PeerUnreachable("Peer b did not answer within 5 s")))
-
-    told = with_routes(Book(record("a", 0, 4), record("b", 4, 6)), scene)
-    assert told.startswith("No live peer hosts blocks 4:6 (peer b did not answer within 5 s).")
 
 
 def test_peers_of_other_numerics_are_named_when_they_are_all_there_is():

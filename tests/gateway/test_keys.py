@@ -5,9 +5,10 @@ import os
 
 import pytest
 
+from swarm.cli.main import run
 from swarm.errors import ConfigurationError, UsageError
 from swarm.gateway.app import Gateway, GatewayConfig
-from swarm.gateway.auth import add_key, read_keys
+from swarm.gateway.auth import KeyFile, add_key, read_keys
 from swarm.gateway.gate import GateLimits
 from tests.gateway.conftest import CHAT, HELLO, MODEL, eventually
 
@@ -48,7 +49,20 @@ def test_a_broken_file_of_keys_says_where(keys, text):
 
 def test_an_address_that_others_reach_needs_keys():
     with pytest.raises(UsageError, match="no keys"):
-        Gateway([], GatewayConfig(host="0.0.0.0"))  # noqa: S104
+        GatewayConfig(host="0.0.0.0")  # noqa: S104
+
+
+def test_the_command_makes_a_key_and_needs_nothing_else_for_it(keys, capsys):
+    assert run(["gateway", "--new-key", str(keys), "alice"]) == 0
+    [secret] = capsys.readouterr().out.split()
+    assert [key.name for key in read_keys(keys).values()] == ["alice"]
+    assert KeyFile(keys).key_of(f"Bearer {secret}").name == "alice"
+
+
+async def test_two_models_of_one_name_are_refused(serve):
+    async with serve() as served:
+        with pytest.raises(UsageError, match="same name"):
+            Gateway([served.swarm.client(), served.swarm.client()], GatewayConfig())
 
 
 async def test_only_a_known_key_is_served(serve, keys):
