@@ -150,7 +150,7 @@ class Routes:
         )
 
     def explain(self, span: Span, last: SwarmError) -> SwarmError:
-        """The error for a span that could not be covered: which blocks are on no peer that answers, and why."""
+        """The error for a span that could not be covered: what no peer that answers has, and why."""
         peers = self._snapshot.online() if self._snapshot else ()
         answering = [record for record in peers if record.peer_id not in self._bans]
         error = no_route(answering, span)
