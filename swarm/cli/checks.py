@@ -6,7 +6,6 @@ changed on the machine. torch is imported only by the check that measures it.
 
 import ctypes
 import ctypes.util
-import importlib.util
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from swarm.errors import ConfigurationError
 from swarm.values import format_size
 
 Status = Literal["ok", "warn", "fail"]
@@ -99,23 +99,16 @@ def check_disk(store: Path) -> Check:
 
 def check_daemon() -> Check:
     """The libp2p daemon that hivemind brings: present, and a program that this machine can run."""
-    package = importlib.util.find_spec("hivemind")
-    if package is None or package.origin is None:
-        return Check(
-            "libp2p", "fail", "hivemind is not installed", "Install swarm again, with its dependencies."
-        )
-    daemon = Path(package.origin).parent / "hivemind_cli" / "p2pd"
-    if not daemon.exists():
-        return Check("libp2p", "fail", f"{daemon} is missing", "Use Linux or macOS, on x86-64 or arm64.")
+    from swarm.network.daemon import find_daemon
+
+    try:
+        daemon = find_daemon()
+    except ConfigurationError as error:
+        return Check("libp2p", "fail", error.what, error.fix)
     try:
         subprocess.run([daemon, "-help"], capture_output=True, timeout=20, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(
-            "libp2p",
-            "fail",
-            f"{daemon} does not run: {error}",
-            "Make it executable, or install hivemind again.",
-        )
+        return Check("libp2p", "fail", f"{daemon} does not run: {error}", "Install hivemind again.")
     return Check("libp2p", "ok", f"{daemon} runs")
 
 

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from swarm.cli.main import EXIT_TERMINATED
+
 Result = TypeVar("Result")
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

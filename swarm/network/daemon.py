@@ -65,7 +65,7 @@ class Daemon:
     @classmethod
     async def start(cls, options: DaemonOptions, identity: Identity) -> "Daemon":
         """Start p2pd and wait until it listens. Raises `PortInUse` or `ConfigurationError`."""
-        binary = _find_binary()
+        binary = find_daemon()
         _check_ports(options.listen)
         directory = Path(tempfile.mkdtemp(prefix="swarm-"))  # mode 0700
         key_file = directory / "identity"
@@ -189,14 +189,15 @@ def _start_error(last_line: str) -> ConfigurationError:
     )
 
 
-def _find_binary() -> Path:
+def find_daemon() -> Path:
+    """The p2pd that hivemind brings. Raises `ConfigurationError` where there is none that may be run."""
     package = importlib.util.find_spec("hivemind")  # finds it without importing it
     if package is not None and package.origin is not None:
         binary = Path(package.origin).parent / "hivemind_cli" / "p2pd"
         if os.access(binary, os.X_OK):
             return binary
     raise ConfigurationError(
-        "The network daemon p2pd is not installed: hivemind has it for Linux and macOS only",
+        "The network daemon p2pd is missing or not executable: hivemind has it for Linux and macOS only",
         "Reinstall hivemind; on Windows use WSL or Docker.",
     )
 
