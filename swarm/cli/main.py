@@ -140,13 +140,22 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> int:
     """Entry point of the program."""
-    signal.signal(signal.SIGTERM, _end)
-    return run(sys.argv[1:])
+    ended_by: list[int] = []
 
+    def end(number: int, frame: FrameType | None) -> None:
+        # an exception, so that everything in use is put away; programs with a loop set their own handler
+        ended_by.append(number)
+        signal.signal(number, signal.SIG_DFL)  # the next one ends what swallowed this exception
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(EXIT_TERMINATED)
 
-def _end(signal_number: int, frame: FrameType | None) -> None:
-    # an exception, so that everything in use is put away; programs with a loop set their own handler
-    raise SystemExit(EXIT_TERMINATED)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    try:
+        return run(sys.argv[1:])
+    except Exception:  # an import that the signal tore fails in whatever way it likes
+        if not ended_by:
+            raise
+        return 128 + ended_by[0]
 
 
 def _fail(text: str, exit_code: int) -> int:
