@@ -240,7 +240,7 @@ def test_directory_without_a_model_is_refused(root, tmp_path):
         ("tinny", "Did you mean 'tiny'"),
         ("ORG/NAME@v1.0", "swarm model pull ORG/NAME@v1.0"),
         ("files/x.GGUF", "swarm model import files/x.GGUF"),
-        ("../tiny", "Known are: tiny"),
+        ("../tiny", "Did you mean 'tiny'?"),
     ],
 )
 def test_unknown_model_is_refused_with_what_would_help(name, hint, imported, root, tmp_path, monkeypatch):
