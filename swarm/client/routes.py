@@ -149,20 +149,21 @@ class Routes:
             reason=reason,
         )
 
-    def explain(self, span: Span, last: SwarmError) -> SwarmError:
+    def explain(self, span: Span, last: SwarmError) -> NoRoute:
         """The error for a span that could not be covered: what no peer that answers has, and why."""
         peers = self._snapshot.online() if self._snapshot else ()
         answering = [record for record in peers if record.peer_id not in self._bans]
         error = no_route(answering, span)
         missing = missing_blocks(answering, span)
         reasons = [
-            self._bans[record.peer_id].reason.rstrip(".")
+            self._bans[record.peer_id].reason
             for record in peers
             if record.peer_id in self._bans and any(record.span.overlap(hole) for hole in missing)
         ]
-        if not reasons:
+        if not reasons and isinstance(last, NoRoute):
             return last
-        return NoRoute(f"{error.what} ({reasons[-1][:1].lower()}{reasons[-1][1:]})", error.fix)
+        reason = (reasons[-1] if reasons else last.what).rstrip(".")
+        return NoRoute(f"{error.what} ({reason[:1].lower()}{reason[1:]})", error.fix)
 
     def _banned(self) -> frozenset[PeerId]:
         now = _now()

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.client.router import Numerics
 from swarm.client.routes import FETCH_TIMEOUT_S, FIRST_BAN_S, RETRY_AFTER_S, SNAPSHOT_LIFE_S, Routes
-from swarm.errors import NetworkError, NoRoute
+from swarm.errors import NetworkError, NoRoute, PeerUnreachable
 from swarm.testing.clock import run_virtual
 from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
@@ -196,6 +196,16 @@ def test_a_speed_that_was_seen_overrules_the_record_for_a_minute():
 
     book = Book(record("a", decode_tokens_per_s=500.0), record("b"))
     assert with_routes(book, scene) == (["b"], ["a"])
+
+
+def test_the_error_names_blocks_also_when_the_peer_that_failed_is_out_of_the_directory():
+    async def scene(routes):
+        await routes.refresh()
+        return routes.explain(WHOLE, PeerUnreachable("Peer c did not answer"))
+
+    error = with_routes(Book(record("a", 0, 3)), scene)
+    assert isinstance(error, NoRoute)
+    assert error.what == "No live peer hosts blocks 3:6 (peer c did not answer)"
 
 
 def test_peers_of_other_numerics_are_named_when_they_are_all_there_is():
