@@ -22,7 +22,7 @@ SETTLED_AFTER_S = 3600.0  # a peer up for this long is expected to stay as long 
 YOUNGEST_S = 60.0
 RELAY_FACTOR, BATTERY_FACTOR = 2.0, 3.0
 HORIZON_S = 600.0  # a conversation is expected to go on for so long
-WORTH_STALL_S = 0.05  # a spare is kept when it saves more than this over the horizon
+WORTH_STALL_S = 0.5  # a spare is kept when it saves more than this over the horizon
 
 
 def is_worth_it(record: PeerRecord, history_tokens: int, losses: int, now: float) -> bool:

@@ -182,8 +182,8 @@ def record(**changes) -> PeerRecord:
     [
         (30, 2000, {}, True),
         (30, 10, {}, False),
-        (86_400, 100, {}, False),
-        (86_400, 100, {"on_battery": True}, True),
+        (86_400, 800, {}, False),
+        (86_400, 800, {"on_battery": True}, True),
         (86_400, 8000, {}, True),
     ],
 )
