@@ -20,8 +20,8 @@ OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
 DEFAULT_NUMERICS = Numerics("fp32", "none")
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
-# short while libp2p would not really dial again anyway, after that long
-RETRY_AFTER_S = (0.25, 0.75, 1.0, 1.5, 2.0, 15.0, 40.0)
+# not at once: a link that was cut for a moment is back, and a dial that fails costs five seconds
+RETRY_AFTER_S = (1.25, 2.0, 2.5, 15.0, 40.0)
 
 
 @dataclass(slots=True)

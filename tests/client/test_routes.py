@@ -150,7 +150,7 @@ def test_a_peer_lost_again_and_again_is_asked_ever_less_often_until_it_shows_a_s
         return asked, await peers(routes)
 
     asked, then = with_routes(book, scene)
-    assert asked == [0, 0, 1, 2, 4, 6, 21]
+    assert asked == [0, 1, 3, 6, 21]
     assert then == ["a"]
 
 
