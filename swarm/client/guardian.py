@@ -6,6 +6,7 @@ reader sees nothing. Decides by the policy; how a swap is done is `client/sessio
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ class Guardian:
             await asyncio.sleep(LOOK_EVERY_S)
             self._compare()
             await self._keep_alive()
+            with contextlib.suppress(SwarmError):  # an old snapshot serves on
+                await self.session.recovery.routes.keep_fresh()
             for link in self.session.links:
                 try:
                     await self._look(link)

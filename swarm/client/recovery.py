@@ -25,7 +25,7 @@ from swarm.values import PeerId, Span
 from swarm.wire.messages import Role
 from swarm.wire.tensors import CODECS
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
 MAX_POSITION = 1 << 31
 

@@ -14,7 +14,7 @@ from swarm.errors import NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
 
-SNAPSHOT_LIFE_S = 10.0  # older than this it is fetched anew
+SNAPSHOT_LIFE_S = 20.0  # older than this it is fetched anew
 FETCH_TIMEOUT_S = 5.0
 OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
@@ -68,22 +68,29 @@ class Routes:
     ) -> tuple[PlannedHop, ...]:
         """The best chain over `span` now. Raises `NoRoute`, or `NetworkError` before the first snapshot.
 
-        A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers
-        lost lately are taken only when there is no chain without them and they may have come back,
-        `excluded` ones never.
+        A snapshot at hand is used at once; a fresh one is fetched when that gives no chain: reading
+        the directory may mean dialling the very peers that are gone. Peers lost lately are taken only
+        when there is no chain without them and they may have come back, `excluded` ones never.
         """
-        banned = self._banned()
-        fresh = False
         if self._snapshot is None or _now() - self._fetched_at > SNAPSHOT_LIFE_S:
             await self.refresh()
-            fresh = True
+            return self._plan_with_lost(span, numerics, excluded)
         try:
-            return self._plan(span, numerics, excluded | banned)
+            return self._plan_with_lost(span, numerics, excluded)
         except NoRoute:
-            if not fresh:
-                await self.refresh()
+            await self.refresh()
+        return self._plan_with_lost(span, numerics, excluded)
+
+    async def keep_fresh(self) -> None:
+        """Fetch a snapshot before the one at hand grows old, so that a loss finds one that is new."""
+        if self._snapshot is not None and _now() - self._fetched_at > SNAPSHOT_LIFE_S / 2:
+            await self.refresh()
+
+    def _plan_with_lost(
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+    ) -> tuple[PlannedHop, ...]:
         try:
-            return self._plan(span, numerics, excluded | banned)
+            return self._plan(span, numerics, excluded | self._banned())
         except NoRoute:
             return self._plan(span, numerics, excluded | self._not_to_be_asked())
 
