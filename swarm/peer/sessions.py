@@ -72,10 +72,6 @@ class SessionTable:
         """Every session held."""
         return tuple(self._sessions.values())
 
-    def find(self, session_id: str) -> PeerSession | None:
-        """The session of that id, attached or not."""
-        return self._sessions.get(session_id)
-
     def open(self, request: Open, now: float) -> PeerSession:
         """Take up the session again if it is here, else begin it. Raises `SessionRefused`.
 

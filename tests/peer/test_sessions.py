@@ -82,8 +82,9 @@ def test_memory_is_made_by_giving_up_the_session_unused_for_longest(table, model
         fill(model, session, 64)
         if name != "used":
             sessions.detach(session, 0, float(index))
-    sessions.reserve(sessions.find("used"), 30)
-    assert [name for name in ("old", "newer", "used") if sessions.find(name)] == ["newer", "used"]
+    [used] = [session for session in sessions.all() if session.id == "used"]
+    sessions.reserve(used, 30)
+    assert [session.id for session in sessions.all()] == ["newer", "used"]
 
 
 def test_full_memory_without_anything_to_give_up_is_refused(table, model):
@@ -101,7 +102,7 @@ def test_the_limit_of_sessions_gives_up_those_without_a_stream_and_no_others(tab
     sessions.open(ask("held"), 0.0)
     sessions.detach(left, 0, 1.0)
     sessions.open(ask("new"), 2.0)
-    assert sessions.find("left") is None
+    assert "left" not in {session.id for session in sessions.all()}
     with pytest.raises(SessionRefused, match="its limit of 2 sessions"):
         sessions.open(ask("another"), 3.0)
 
