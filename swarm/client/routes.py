@@ -20,22 +20,16 @@ OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
 DEFAULT_NUMERICS = Numerics("fp32", "none")
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
-# not at once: a link that was cut for a moment is back, and a dial that fails costs five seconds
-RETRY_AFTER_S = (1.25, 2.0, 2.5, 15.0, 40.0)
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
 
 
 @dataclass(slots=True)
 class _Ban:
-    """A peer that did not answer. Others are preferred until `until`; it is not asked before `retry_at`.
-
-    A record newer than `sequence` is a sign of life and lets it be asked at once. Without one it is
-    asked seldom: libp2p answers every failed dial with a longer refusal to dial at all.
-    """
+    """A peer that did not answer. Others are preferred until `until`; it is not asked before `retry_at`."""
 
     losses: int
     until: float
     retry_at: float
-    sequence: int
     reason: str
 
 
@@ -68,9 +62,9 @@ class Routes:
     ) -> tuple[PlannedHop, ...]:
         """The best chain over `span` now. Raises `NoRoute`, or `NetworkError` before the first snapshot.
 
-        A snapshot at hand is used at once; a fresh one is fetched when that gives no chain: reading
-        the directory may mean dialling the very peers that are gone. Peers lost lately are taken only
-        when there is no chain without them and they may have come back, `excluded` ones never.
+        A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers lost
+        lately are taken only when there is no chain without them and it is their turn to be asked
+        again, `excluded` ones never.
         """
         if self._snapshot is None or _now() - self._fetched_at > SNAPSHOT_LIFE_S:
             await self.refresh()
@@ -146,13 +140,12 @@ class Routes:
 
     def lost(self, peer: PeerId, reason: str) -> None:
         """A peer did not answer, or refused; `reason` is a sentence for people."""
-        now, record, ban = _now(), self.record(peer), self._bans.get(peer)
+        now, ban = _now(), self._bans.get(peer)
         losses = ban.losses + 1 if ban else 1
         self._bans[peer] = _Ban(
             losses=losses,
             until=now + min(LONGEST_BAN_S, FIRST_BAN_S * 2 ** (losses - 1)),
-            retry_at=now + RETRY_AFTER_S[min(losses, len(RETRY_AFTER_S)) - 1],
-            sequence=ban.sequence if ban else record.sequence if record else 0,
+            retry_at=now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (losses - 1)),
             reason=reason,
         )
 
@@ -177,14 +170,9 @@ class Routes:
         return frozenset(peer for peer, ban in self._bans.items() if ban.until > now)
 
     def _not_to_be_asked(self) -> frozenset[PeerId]:
-        """Lost peers that gave no sign of life since, and whose time to be asked again has not come."""
+        """Lost peers whose time to be asked again has not come: others of them get their turn."""
         now = _now()
-        seen = {record.peer_id: record.sequence for record in self._snapshot.peers} if self._snapshot else {}
-        return frozenset(
-            peer
-            for peer, ban in self._bans.items()
-            if ban.retry_at > now and seen.get(peer, 0) <= ban.sequence
-        )
+        return frozenset(peer for peer, ban in self._bans.items() if ban.retry_at > now)
 
     def _plan(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]

@@ -78,6 +78,11 @@ def parse_announce_address(text: str) -> Endpoint:
     return endpoint
 
 
+def endpoint_of(route: str) -> Endpoint | None:
+    """The endpoint that a multiaddress leads to directly; None when it goes through a relay, or is none."""
+    return _parse_endpoint(route, 1) if route.startswith("/") else None
+
+
 def _is_route(route: str) -> bool:
     if route.endswith("/p2p-circuit"):
         route, _, relay = route.removesuffix("/p2p-circuit").rpartition("/p2p/")

@@ -342,4 +342,4 @@ async def _join_through(node: "Node", address: JoinAddress) -> SwarmError | None
 
 
 async def _sighting(node: "Node", peer: PeerId) -> KnownPeer:
-    return KnownPeer(peer, await node.addresses_of(peer, timeout_s=1.0), time.time())
+    return KnownPeer(peer, await node.addresses_of(peer), time.time())

@@ -33,6 +33,7 @@ from swarm.network.addresses import JoinAddress
 from swarm.network.admission import Entry, keys_of, open_entry, supersedes
 from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
+from swarm.network.knock import Doors
 from swarm.values import PeerId
 from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord
 
@@ -61,14 +62,28 @@ class Memory:
     storage: _Storage = field(default_factory=_Storage)
 
 
+class _P2P(P2P):  # type: ignore[misc]
+    """What the DHT calls its neighbors through: it knocks before it lets p2pd dial."""
+
+    doors: Doors
+
+    async def call_protobuf_handler(self, peer_id: PeerID, *call: object) -> object:
+        peer = PeerId(peer_id.to_base58())
+        await self.doors.check(peer)
+        answer = await super().call_protobuf_handler(peer_id, *call)
+        await self.doors.met(peer)
+        return answer
+
+
 class Node:
     """A running p2pd with the DHT on top of it."""
 
-    def __init__(self, daemon: Daemon, control: ControlClient, p2p: P2P, dht: DHTNode) -> None:
+    def __init__(self, daemon: Daemon, control: ControlClient, p2p: _P2P, dht: DHTNode) -> None:
         self.daemon = daemon
         self._control = control
         self._p2p = p2p
         self._dht = dht
+        self._doors = p2p.doors = Doors(self._connected, self.addresses_of)
         self._lifetime = contextlib.AsyncExitStack()
         self._opening: set[asyncio.Task[Any]] = set()
 
@@ -81,7 +96,7 @@ class Node:
             control = await ControlClient.create(
                 connector, _unix(daemon.callback_socket), use_persistent_conn=False
             )
-            p2p = await P2P.replicate(_unix(daemon.control_socket))
+            p2p = await _P2P.replicate(_unix(daemon.control_socket))
             dht = await DHTNode.create(
                 p2p, memory.dht_id, client_mode=client, record_validator=_Validator(),
                 wait_timeout=_RPC_TIMEOUT_S,
@@ -115,6 +130,7 @@ class Node:
         """
         peer = PeerID.from_base58(address.peer)
         with _translated(PeerUnreachable, f"{address} does not answer"):
+            await self._doors.check_address(address)
             await self._control.connect(peer, [Multiaddr(address.route)])
             try:
                 answered = await self._dht.protocol.call_ping(peer, validate=True, strict=True)
@@ -138,7 +154,7 @@ class Node:
         """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
         await self._dht.protocol.call_ping(PeerID.from_base58(peer))
 
-    async def addresses_of(self, peer: PeerId, timeout_s: float) -> tuple[str, ...]:
+    async def addresses_of(self, peer: PeerId, timeout_s: float = 1.0) -> tuple[str, ...]:
         """Where a peer can be reached, as far as libp2p knows; empty when it does not."""
         wanted = PeerID.from_base58(peer)
         query = p2pd_pb2.DHTRequest(
@@ -156,16 +172,26 @@ class Node:
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
-        opening = asyncio.create_task(self._control.stream_open(PeerID.from_base58(peer), (protocol,)))
+        await self._doors.check(peer)
+        opening = asyncio.create_task(self._open_stream(peer, protocol))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
         try:
             with _translated(PeerUnreachable, f"No stream to peer {peer}"):
-                _, reader, writer = await asyncio.shield(opening)
+                reader, writer = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
         return Channel(peer, reader, writer)
+
+    async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[Reader, Writer]:
+        _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
+        await self._doors.met(peer)
+        return reader, writer
+
+    async def _connected(self) -> frozenset[PeerId]:
+        with _translated(PeerUnreachable, "The network daemon p2pd does not answer"):
+            return frozenset(PeerId(info.peer_id.to_base58()) for info in await self._control.list_peers())
 
     async def serve(self, protocol: str, on_channel: OnChannel) -> None:
         """Answer streams of a protocol. Raises `NetworkError`."""
@@ -238,7 +264,7 @@ def _unix(path: Path) -> Multiaddr:
 
 def _close_late(opening: "asyncio.Task[Any]") -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result()[2].close()
+        opening.result()[1].close()
 
 
 @contextlib.contextmanager

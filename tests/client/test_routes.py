@@ -1,11 +1,19 @@
 """What a client remembers of peers: snapshots grow old, losses are held against a peer for a while."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
 from swarm.client.router import Numerics
-from swarm.client.routes import FETCH_TIMEOUT_S, FIRST_BAN_S, RETRY_AFTER_S, SNAPSHOT_LIFE_S, Routes
+from swarm.client.routes import (
+    FETCH_TIMEOUT_S,
+    FIRST_BAN_S,
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
+    SNAPSHOT_LIFE_S,
+    Routes,
+)
 from swarm.errors import NetworkError, NoRoute, PeerUnreachable
 from swarm.testing.clock import run_virtual
 from swarm.values import ModelDigest, PeerId, Span
@@ -124,7 +132,7 @@ def test_a_lost_peer_that_is_the_only_one_is_taken_again_but_an_excluded_one_nev
     async def scene(routes):
         await routes.refresh()
         routes.lost(A, "it is gone")
-        await asyncio.sleep(RETRY_AFTER_S[0])
+        await asyncio.sleep(FIRST_RETRY_S)
         with pytest.raises(NoRoute):
             await routes.plan(WHOLE, excluded=frozenset({A}))
         return await peers(routes)
@@ -132,26 +140,30 @@ def test_a_lost_peer_that_is_the_only_one_is_taken_again_but_an_excluded_one_nev
     assert with_routes(Book(record("a")), scene) == ["a"]
 
 
-def test_a_peer_lost_again_and_again_is_asked_ever_less_often_until_it_shows_a_sign_of_life():
-    book = Book(record("a"))
-
+def test_lost_peers_that_are_all_there_is_take_turns_and_are_asked_ever_less_often():
     async def scene(routes):
+        await routes.refresh()
+        routes.lost(A, "it is gone")
+        routes.lost(B, "it is gone")
         asked = []
-        while asyncio.get_running_loop().time() < 60:
+        while asyncio.get_running_loop().time() < 20:
             try:
-                await routes.plan(WHOLE)
+                [peer] = await peers(routes)
             except NoRoute:
                 pass
             else:
-                asked.append(round(asyncio.get_running_loop().time()))
-                routes.lost(A, "it is gone")
-            await asyncio.sleep(0.2)
-        book.records = (record("a", sequence=2),)
-        return asked, await peers(routes)
+                asked.append((peer, asyncio.get_running_loop().time()))
+                routes.lost(PeerId(peer), "it is gone")
+            await asyncio.sleep(0.05)
+        return asked
 
-    asked, then = with_routes(book, scene)
-    assert asked == [0, 1, 3, 6, 21]
-    assert then == ["a"]
+    asked = with_routes(Book(record("a"), record("b")), scene)
+    for name in "ab":
+        times = [at for peer, at in asked if peer == name]
+        pauses = [round(later - earlier, 1) for earlier, later in pairwise(times)]
+        assert times[0] < 0.25
+        assert pauses[:4] == sorted(pauses[:4])
+        assert pauses[-1] == LONGEST_RETRY_S
 
 
 def test_the_error_tells_why_the_missing_blocks_are_missing():

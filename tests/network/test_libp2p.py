@@ -17,7 +17,9 @@ from swarm.errors import ChannelClosed, ClockSkew, JoinFailed, PeerUnreachable, 
 from swarm.network.addresses import parse_join_address
 from swarm.network.channel import Channel
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.network.memory import Link
 from swarm.security.identity import Identity, new_identity
+from swarm.testing.links import LinkEmulator
 from swarm.wire.messages import Ping
 
 pytestmark = pytest.mark.live
@@ -262,3 +264,29 @@ async def test_guard_outlives_a_request_to_end(start: Start) -> None:
     guard.terminate()
     await asyncio.sleep(0.2)
     assert living([guard, daemon]) == [guard, daemon]
+
+
+async def test_peer_behind_a_link_that_was_down_is_reached_as_soon_as_it_is_up(start: Start) -> None:
+    """libp2p alone refuses to dial for five seconds after a dial that failed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with contextlib.AsyncExitStack() as stack:
+        link = await LinkEmulator.start(port)
+        stack.push_async_callback(link.close)
+        server = await start(listen=(f"127.0.0.1:{port}",), announce=(link.address,))
+        await server.serve(ECHO, echo)
+        client = await start(join=server.addresses, client=True)
+        channel = await client.open_channel(server.peer_id, ECHO, 10)
+        link.set_link(Link(cut=True))
+        with pytest.raises(ChannelClosed):
+            await channel.receive()
+        channel.close()
+        for _ in range(3):
+            with pytest.raises(PeerUnreachable):
+                await client.open_channel(server.peer_id, ECHO, 5.0)
+        assert await client.fetch("nothing") == {}  # the DHT must not dial it either
+        link.set_link()
+        up_at = time.monotonic()
+        await says_hello(client, server)
+        assert time.monotonic() - up_at < 4.0

@@ -19,6 +19,7 @@ from swarm.values import Span
 BOOTSTRAP_DOWN_S = 120.0
 ALL_ASLEEP_S = 90.0
 WHOLE_WITHIN_S = 30.0
+FOUND_AGAIN_S = 5.0  # after a peer is back
 NAP_S = 6.0  # longer than any lease
 RESTARTS = 5
 CLIENT_TOKENS = 400
@@ -89,15 +90,20 @@ async def rejoin(scene: Scene) -> None:
 
 async def outage(scene: Scene) -> None:
     """All replicas of a span die; one comes back while the client waits, and the reply goes on."""
+    down_s = 0.0
 
     async def kill_all_replicas(scene: Scene, chain: Sequence[StagedPeer]) -> None:
         [victim] = any_one(scene, chain)
         victims = [victim, *scene.stage.replicas(victim)]
+        killed_at = asyncio.get_running_loop().time()
         await kill(lambda *_: victims)(scene, chain)
         await scene.stage.restart(victim)
+        nonlocal down_s
+        down_s = asyncio.get_running_loop().time() - killed_at
 
     await scene.ask_during(kill_all_replicas)
     scene.require(scene.losses > 0, "no loss was noticed")
+    scene.require_stall_below(down_s + FOUND_AGAIN_S)
 
 
 async def other_cuts(scene: Scene) -> None:
