@@ -33,7 +33,6 @@ async def push(links: Sequence[Link], index: int, end: int, results_from: int) -
     known = results_from if is_last else links[index + 1].ledger.end
     reply_tokens = max(0, end - max(known, position))
     output = await link.hop.step(link.ledger.rows(position, end), reply_tokens)
-    link.ledger.mark_step(end)
     if not reply_tokens:
         return None
     if is_last:

@@ -95,7 +95,7 @@ class Guardian:
         if link not in self.session.links:  # it was lost or closed meanwhile
             await asyncio.gather(*(hop.close() for hop in hops))
             return
-        spare = Spare(hops, link.ledger, recovery.step_end)
+        spare = Spare(hops, link.ledger, recovery.is_exact)
         self.session.spares[link] = spare
         spare.wake()
 

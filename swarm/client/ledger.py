@@ -9,6 +9,8 @@ from bisect import bisect_right
 
 import torch
 
+CHUNK_TOKENS = 128  # of a prompt or a replay, per step: small enough to keep several hops busy at once
+
 
 class Ledger:
     """Rows ``[start, end)`` of hidden states, by position in the conversation.
@@ -53,15 +55,25 @@ class Ledger:
     def truncate(self, end: int) -> None:
         """Forget everything from position `end` on."""
         self._count = max(0, min(self._count, end - self.start))
+        sent = self._step_ends[-1] if self._step_ends else self.start
         while self._step_ends and self._step_ends[-1] > end:
             self._step_ends.pop()
+        self.mark_step(min(sent, self.end))  # of a step that is cut, the rest stays one
 
     def mark_step(self, end: int) -> None:
         """Note that a step ended at this position, the first time it does."""
-        if not self._step_ends or end > self._step_ends[-1]:
+        if end > (self._step_ends[-1] if self._step_ends else self.start):
             self._step_ends.append(end)
 
-    def step_end_after(self, position: int) -> int:
-        """Where the step that holds `position` ended when it was first sent; the ledger's end if never."""
+    def next_end(self, position: int, exact: bool) -> int:
+        """Where a step from `position` on is to end: a chunk on, or `exact`ly where it did at first."""
+        end = self.end
+        if exact:
+            index = bisect_right(self._step_ends, position)
+            end = self._step_ends[index] if index < len(self._step_ends) else end
+        return min(end, position + CHUNK_TOKENS)
+
+    def step_start(self, position: int) -> int:
+        """Where the step began in which the row at `position` was first sent."""
         index = bisect_right(self._step_ends, position)
-        return self._step_ends[index] if index < len(self._step_ends) else self.end
+        return self._step_ends[index - 1] if index else self.start

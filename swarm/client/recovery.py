@@ -15,7 +15,6 @@ from typing import Literal
 import msgspec
 
 from swarm.client.hop import Hop, HopSettings, open_hop
-from swarm.client.ledger import Ledger
 from swarm.client.local import LOCAL, LocalBlocks
 from swarm.client.router import Numerics, PlannedHop
 from swarm.client.routes import Routes
@@ -75,21 +74,15 @@ class Recovery:
     on_wait: Callable[[SwarmError], None] = lambda error: None
     jitter: random.Random = field(default_factory=random.Random)
 
-    def step_end(self, ledger: Ledger, position: int, chunk_tokens: int) -> int:
-        """Where the next step ends: in chunks, or as it was when these rows were first sent."""
-        if self.is_exact(ledger.end):
-            return min(ledger.step_end_after(position), position + chunk_tokens)
-        return min(ledger.end, position + chunk_tokens)
-
-    def is_exact(self, history_tokens: int) -> bool:
-        """Whether a replay repeats the very steps that were sent, so that the bits are the same.
+    def is_exact(self, replay_tokens: int) -> bool:
+        """Whether to replay so many rows in the very steps that were sent, so that the bits are the same.
 
         In fp32 no token hangs on the bits that a replay in chunks changes, so it is never needed.
         """
         if self.exactness != "auto":
             return self.exactness == "exact"
         dtype = self.numerics.dtype if self.numerics else "fp32"
-        return dtype != "fp32" and history_tokens <= LONGEST_EXACT_REPLAY_TOKENS
+        return dtype != "fp32" and replay_tokens <= LONGEST_EXACT_REPLAY_TOKENS
 
     async def open_chain(self, span: Span) -> list[Hop]:
         """Open a first chain over `span`, and settle how hidden states travel.

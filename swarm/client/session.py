@@ -13,7 +13,7 @@ import torch
 
 from swarm.client.chain import Link, push
 from swarm.client.hop import Hop
-from swarm.client.ledger import Ledger
+from swarm.client.ledger import CHUNK_TOKENS, Ledger
 from swarm.client.recovery import Recovery, Resume, SessionState
 from swarm.client.spares import Spare
 from swarm.errors import HopLost
@@ -21,7 +21,6 @@ from swarm.values import Span
 from swarm.wire.tensors import CODECS
 
 CLOSE_WAIT_S = 1.0  # for peers to free a conversation that ends
-CHUNK_TOKENS = 128  # of a prompt or a replay, per step: small enough to keep several hops busy at once
 
 
 @dataclass(slots=True)
@@ -179,17 +178,19 @@ class Session:
         """Push one hop to the end of the conversation, as fast as its ledger fills."""
         link = self._links[index]
         is_last = index == len(self._links) - 1
+        exact = self.recovery.is_exact(self.position - link.hop.position)
         while link.hop.position < self.position and not lost:
             if link.ledger.end == link.hop.position:
                 async with self._progress:
                     await self._progress.wait()
                 continue
-            end = self.recovery.step_end(link.ledger, link.hop.position, CHUNK_TOKENS)
+            end = link.ledger.next_end(link.hop.position, exact)
             try:
                 result = await push(self._links, index, end, results_from=self.position - 1)
             except HopLost as error:
                 lost.append(_Lost(link, error))
             else:
+                link.ledger.mark_step(end)
                 self._result = result if is_last else self._result
             async with self._progress:
                 self._progress.notify_all()
@@ -207,9 +208,11 @@ class Session:
             await spare.close()
             return False
         index = self._links.index(link)
-        self._note_replay(link, spare.lag)
+        exact = spare.exact and self.recovery.is_exact(spare.lag)
+        self._note_replay(link, spare.lag, exact)
         promoted = await spare.promote()
-        await promoted[-1].hop.rewind(self._answered_by(index))  # a spare is not asked for what comes out
+        answered = self._answered_by(index)  # a spare is not asked for what comes out
+        await promoted[-1].hop.rewind(promoted[-1].ledger.step_start(answered) if exact else answered)
         self._links[index : index + 1] = promoted
         await link.hop.close()
         return True
@@ -230,7 +233,8 @@ class Session:
         if hops[0].position < old[0].ledger.start:
             await self._begin_again()
         for link in old:
-            self._note_replay(link, self.position - min(hop.position for hop in hops))
+            tokens = self.position - min(hop.position for hop in hops)
+            self._note_replay(link, tokens, self.recovery.is_exact(tokens))
 
     async def _begin_again(self) -> None:
         """Rebuild every ledger from the tokens: what a new hop needs was kept by nobody."""
@@ -240,11 +244,11 @@ class Session:
             await link.hop.rewind(0)
         self._links[0].ledger.append(self._recall(end))
 
-    def _note_replay(self, link: Link, tokens: int) -> None:
+    def _note_replay(self, link: Link, tokens: int, exact: bool) -> None:
         for resume in self.resumes:
             if resume.lost_peer == link.hop.planned.peer and resume.stall_s is None:
                 resume.replayed_tokens = tokens
-                resume.exact = self.recovery.is_exact(self.position)
+                resume.exact = exact
 
     def _runs(self, lost: Sequence[_Lost]) -> list[list[Link]]:
         """The lost links, in runs that stand side by side in the chain."""

@@ -17,7 +17,6 @@ from swarm.wire.records import PeerRecord
 Policy = Literal["off", "auto", "always"]
 
 MAX_LAG_TOKENS = 8  # a spare is fed when it is so far behind
-CHUNK_TOKENS = 128
 SETTLED_AFTER_S = 3600.0  # a peer up for this long is expected to stay as long again
 YOUNGEST_S = 60.0
 RELAY_FACTOR, BATTERY_FACTOR = 2.0, 3.0
@@ -40,15 +39,18 @@ def is_worth_it(record: PeerRecord, history_tokens: int, losses: int, now: float
 
 
 class Spare:
-    """Follows one link's ledger over hops of its own, in a task of its own."""
+    """Follows one link's ledger over hops of its own, in a task of its own.
 
-    def __init__(
-        self, hops: Sequence[Hop], ledger: Ledger, step_end: Callable[[Ledger, int, int], int]
-    ) -> None:
+    `is_exact` tells whether to repeat so many rows in the steps that were sent first; `exact` whether
+    all were, so that its caches are those of the link to the bit.
+    """
+
+    def __init__(self, hops: Sequence[Hop], ledger: Ledger, is_exact: Callable[[int], bool]) -> None:
         ledgers = [ledger, *(Ledger(ledger.hidden_size, ledger.dtype) for _ in hops[1:])]
         self.links = [Link(hop, each) for hop, each in zip(hops, ledgers, strict=True)]
         self.max_lag = MAX_LAG_TOKENS
-        self._step_end = step_end
+        self.exact = True
+        self._is_exact = is_exact
         self._grown = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
@@ -108,7 +110,11 @@ class Spare:
 
     async def _catch_up(self) -> None:
         """Push every hop of it to the end of the ledger as it is now. Raises `HopLost`."""
+        exact = self._is_exact(self.lag)
+        self.exact = self.exact and exact
         for index, link in enumerate(self.links):
             while link.hop.position < link.ledger.end:
-                end = self._step_end(link.ledger, link.hop.position, CHUNK_TOKENS)
+                end = link.ledger.next_end(link.hop.position, exact)
                 await push(self.links, index, end, results_from=link.ledger.end)
+                if index:  # the first ledger is the session's
+                    link.ledger.mark_step(end)

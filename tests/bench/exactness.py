@@ -9,7 +9,6 @@ how many of these replies then differ from the undisturbed one in any token.
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,11 +23,8 @@ from swarm.model.weights import load_head, load_span
 from swarm.values import Span
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2-135m.json"
-CHUNK_TOKENS = 128
 SPANS = (Span(0, 10), Span(10, 20), Span(20, 30))
 LOST = 1
-
-StepEnd = Callable[[Ledger, int], int]
 
 
 class Reply:
@@ -44,10 +40,10 @@ class Reply:
         while len(self.ids) < count:
             self.ids.append(self._feed(self.ids[-1:]))
 
-    def rebuild(self, step_end: StepEnd) -> None:
+    def rebuild(self, exact: bool) -> None:
         cache = self._caches[LOST] = self._model.new_cache(SPANS[LOST])
         while cache.position < self._ledger.end:
-            rows = self._ledger.rows(cache.position, step_end(self._ledger, cache.position))
+            rows = self._ledger.rows(cache.position, self._ledger.next_end(cache.position, exact))
             self._model.forward([SpanStep(cache, rows)], SPANS[LOST])
 
     def _feed(self, ids: list[int]) -> int:
@@ -60,21 +56,13 @@ class Reply:
         return int(self._head.logits(hidden[-1:]).argmax())
 
 
-def in_chunks(ledger: Ledger, position: int) -> int:
-    return min(ledger.end, position + CHUNK_TOKENS)
-
-
-def as_sent(ledger: Ledger, position: int) -> int:
-    return ledger.step_end_after(position)
-
-
-def changed(model: SpanModel, head, prompt_ids: list[int], tokens: int, at: int, step_end: StepEnd) -> bool:
+def changed(model: SpanModel, head, prompt_ids: list[int], tokens: int, at: int, exact: bool) -> bool:
     """Whether losing the middle hop after `at` tokens changes any token of the reply."""
     reply = Reply(model, head, prompt_ids)
     reply.go_on(tokens)
     disturbed = Reply(model, head, prompt_ids)
     disturbed.go_on(at)
-    disturbed.rebuild(step_end)
+    disturbed.rebuild(exact)
     disturbed.go_on(tokens)
     return disturbed.ids != reply.ids
 
@@ -92,9 +80,9 @@ def main() -> None:
     head = load_head(directory, config, dtype=dtype)
     prompts = [entry["prompt_ids"] for entry in json.loads(GOLDEN.read_text())][: arguments.prompts]
     moments = [arguments.tokens // 4, arguments.tokens // 2, 3 * arguments.tokens // 4]
-    for name, step_end in (("fast", in_chunks), ("exact", as_sent)):
+    for name, exact in (("fast", False), ("exact", True)):
         cases = [(prompt, at) for prompt in prompts for at in moments]
-        count = sum(changed(model, head, prompt, arguments.tokens, at, step_end) for prompt, at in cases)
+        count = sum(changed(model, head, prompt, arguments.tokens, at, exact) for prompt, at in cases)
         print(f"{arguments.dtype} {name}: {count} of {len(cases)} replies changed", flush=True)
 
 

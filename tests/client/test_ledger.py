@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.client.ledger import Ledger
+from swarm.client.ledger import CHUNK_TOKENS, Ledger
 
 
 def rows(start: int, end: int) -> torch.Tensor:
@@ -20,23 +20,50 @@ def test_rows_come_back_as_they_went_in(lengths):
     assert torch.equal(ledger.rows(0, ledger.end), rows(0, ledger.end))
 
 
-def test_truncating_forgets_rows_and_the_steps_that_held_them():
+def exact_ends(ledger: Ledger) -> list[int]:
+    """Where the steps of an exact replay end."""
+    ends = [ledger.start]
+    while ends[-1] < ledger.end:
+        ends.append(ledger.next_end(ends[-1], exact=True))
+    return ends[1:]
+
+
+def test_truncating_forgets_rows_and_cuts_the_step_that_held_the_last_of_them():
     ledger = Ledger(4, torch.float32)
     ledger.append(rows(0, 10))
-    for end in (4, 8, 10):
+    for end in (4, 8):
         ledger.mark_step(end)
     ledger.truncate(6)
-    assert ledger.end == 6
-    assert ledger.step_end_after(0) == 4
-    assert ledger.step_end_after(4) == 6
+    ledger.append(rows(6, 9))
+    assert ledger.end == 9
+    assert exact_ends(ledger) == [4, 6, 9]
 
 
-def test_steps_are_remembered_as_they_were_first_sent():
+def test_rows_that_were_never_sent_belong_to_no_step():
     ledger = Ledger(4, torch.float32)
-    ledger.append(rows(0, 7))
-    for end in (5, 6, 7, 7, 6):
+    ledger.append(rows(0, 10))
+    ledger.mark_step(4)
+    ledger.truncate(6)
+    ledger.append(rows(6, 9))
+    assert exact_ends(ledger) == [4, 9]
+
+
+def test_steps_are_repeated_as_they_were_first_sent_or_in_chunks():
+    ledger = Ledger(4, torch.float32)
+    ledger.append(rows(0, 200))
+    for end in (5, 6, 7, 7, 6, 107):
         ledger.mark_step(end)
-    assert [ledger.step_end_after(position) for position in (0, 4, 5, 6)] == [5, 5, 6, 7]
+    assert exact_ends(ledger) == [5, 6, 7, 107, 200]
+    assert ledger.next_end(4, exact=True) == 5
+    assert [ledger.next_end(position, exact=False) for position in (0, 100)] == [CHUNK_TOKENS, 200]
+
+
+def test_the_step_of_a_row_has_a_beginning():
+    ledger = Ledger(4, torch.float32, start=10)
+    ledger.append(rows(10, 20))
+    for end in (14, 15):
+        ledger.mark_step(end)
+    assert [ledger.step_start(position) for position in (10, 13, 14, 15, 19)] == [10, 10, 14, 15, 15]
 
 
 def test_a_ledger_that_lost_its_beginning_keeps_positions():

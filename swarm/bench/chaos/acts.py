@@ -29,6 +29,12 @@ def last(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
     return chain[-1:]
 
 
+def any_one_and_its_replicas(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
+    """All peers of the blocks of a hop by chance, that hop first."""
+    [hop] = any_one(scene, chain)
+    return [hop, *scene.stage.replicas(hop)]
+
+
 def every(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
     """All hops at once."""
     return chain
@@ -60,7 +66,8 @@ def set_link(to_peer: Link = CLEAR, from_peer: Link = CLEAR, choose: Choose = an
 
 
 async def kill_own_p2pd(scene: Scene, chain: Sequence[StagedPeer]) -> None:
-    """The client's own network daemon dies."""
+    """The client's own network daemon dies: every hop loses its client."""
+    scene.disturbed.update(chain)
     NodeProcesses.of_this_process().kill_p2pd()
 
 

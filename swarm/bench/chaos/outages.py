@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from swarm.bench.chaos.acts import any_one, freeze, kill
+from swarm.bench.chaos.acts import any_one_and_its_replicas, freeze, kill
 from swarm.bench.chaos.scene import Scene
 from swarm.bench.chaos.stage import StagedPeer, joining
 from swarm.network.memory import Link
@@ -20,6 +20,7 @@ BOOTSTRAP_DOWN_S = 120.0
 ALL_ASLEEP_S = 90.0
 WHOLE_WITHIN_S = 30.0
 FOUND_AGAIN_S = 5.0  # after a peer is back
+LOADED_WITHIN_S = 5.0  # blocks that the client runs itself
 NAP_S = 6.0  # longer than any lease
 RESTARTS = 5
 CLIENT_TOKENS = 400
@@ -92,18 +93,27 @@ async def outage(scene: Scene) -> None:
     """All replicas of a span die; one comes back while the client waits, and the reply goes on."""
     down_s = 0.0
 
-    async def kill_all_replicas(scene: Scene, chain: Sequence[StagedPeer]) -> None:
-        [victim] = any_one(scene, chain)
-        victims = [victim, *scene.stage.replicas(victim)]
+    async def kill_and_restart_one(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+        victims = any_one_and_its_replicas(scene, chain)
         killed_at = asyncio.get_running_loop().time()
         await kill(lambda *_: victims)(scene, chain)
-        await scene.stage.restart(victim)
+        await scene.stage.restart(victims[0])
         nonlocal down_s
         down_s = asyncio.get_running_loop().time() - killed_at
 
-    await scene.ask_during(kill_all_replicas)
+    await scene.ask_during(kill_and_restart_one)
     scene.require(scene.losses > 0, "no loss was noticed")
     scene.require_stall_below(down_s + FOUND_AGAIN_S)
+
+
+async def local_fallback(scene: Scene) -> None:
+    """All replicas of a span die and stay dead; the client has the weights and runs the blocks itself."""
+    told: list[str] = []
+    await scene.join(on_local=told.append)
+    await scene.ask_during(kill(any_one_and_its_replicas))
+    scene.require(scene.losses > 0, "no loss was noticed")
+    scene.require(bool(told), "the client did not say that it runs blocks itself")
+    scene.require_stall_below(_patient(scene) + LOADED_WITHIN_S)
 
 
 async def other_cuts(scene: Scene) -> None:

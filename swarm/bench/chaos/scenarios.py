@@ -13,6 +13,7 @@ from swarm.errors import UsageError
 from swarm.network.memory import Link
 
 LONG_PROMPT_TOKENS, FEW_TOKENS = 1500, 20
+MANY_TOKENS = 500  # so many that a reply does not end by itself before it can move
 DAEMON_RESTART_S = 5.0  # p2pd takes half a second to start, a second on a busy machine
 
 Run = Callable[[Scene], Awaitable[None]]
@@ -69,8 +70,9 @@ async def _leaves_slow_peer(scene: Scene) -> None:
 
 
 async def _moves_without_stall(scene: Scene) -> None:
-    replies = await scene.ask_during(acts.leave)
+    replies = await scene.ask_during(acts.leave, scene.questions(max_tokens=MANY_TOKENS))
     usual_s = max(reply.median_s for reply in replies)
+    scene.require(scene.recoveries > 0, "no reply moved before the hop was gone")
     scene.require_stall_below(max(2 * usual_s, scene.noise_s))
 
 
@@ -88,6 +90,11 @@ SCENARIOS = (
     Scenario("kill-replacement", "SIGKILL of a hop, then of the peer that took over.", _loses_two),
     Scenario("other-cuts", "A lost span is covered by two peers with other cuts.", outages.other_cuts),
     Scenario("outage", "All replicas of a span die; one comes back.", outages.outage),
+    Scenario(
+        "local-fallback",
+        "All replicas of a span die; the client runs its blocks itself.",
+        outages.local_fallback,
+    ),
     Scenario("freeze", "A hop's machine sleeps: silence.", _loses_hop(acts.freeze(), found_by_lease=True)),
     Scenario(
         "blackhole-to",

@@ -66,10 +66,15 @@ class Scene:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.stage.config.seed)  # noqa: S311 - repeatable on purpose
 
-    async def join(self, spares: SparePolicy | None = None, through: Sequence[str] = ()) -> Client:
-        """Open the client of this scene, in place of the one it had."""
+    async def join(
+        self,
+        spares: SparePolicy | None = None,
+        through: Sequence[str] = (),
+        on_local: Callable[[str], None] | None = None,
+    ) -> Client:
+        """Open the client of this scene, in place of the one it had; see `Stage.client`."""
         await self.leave()
-        self.client = await self.stage.client(spares, through)
+        self.client = await self.stage.client(spares, through, on_local)
         return self.client
 
     async def leave(self) -> None:

@@ -7,7 +7,7 @@ port started here is known here, so that what is left behind can be told from wh
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,11 +176,20 @@ class Stage:
         """The other peers of its span."""
         return [other for other in self.everybody if other.span == peer.span and other is not peer]
 
-    async def client(self, spares: SparePolicy | None = None, join: Sequence[str] = ()) -> Client:
-        """A client of this swarm, on a node of its own."""
+    async def client(
+        self,
+        spares: SparePolicy | None = None,
+        join: Sequence[str] = (),
+        on_local: Callable[[str], None] | None = None,
+    ) -> Client:
+        """A client of this swarm, on a node of its own. With `on_local` it may run missing blocks itself."""
         config = self.config
         options = ClientOptions(
-            lease_s=config.lease_s, patience_s=config.patience_s, spares=spares or config.spares
+            lease_s=config.lease_s,
+            patience_s=config.patience_s,
+            spares=spares or config.spares,
+            local_fallback=on_local is not None,
+            on_local=on_local or _nobody_asks,
         )
         return await Client.open(config.model, join=join or [self.join], options=options)
 
@@ -242,6 +251,10 @@ class Stage:
         if self._bootstrap is not None:
             ending.append(self._bootstrap.stop())
         await asyncio.gather(*ending)
+
+
+def _nobody_asks(text: str) -> None:
+    pass
 
 
 def joining(addresses: Sequence[str]) -> list[str]:

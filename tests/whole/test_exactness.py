@@ -1,0 +1,73 @@
+"""What a replay keeps of the last bits in bf16, where they can turn a reply another way."""
+
+import asyncio
+
+import pytest
+import torch
+
+from swarm.client.client import ClientOptions
+from swarm.model.compute import InlineCompute
+from swarm.testing.clock import run_virtual
+from swarm.values import Span
+
+PROMPT = list(b"Once upon a time there was a swarm.")
+LONG_PROMPT = [3 + number % 200 for number in range(500)]  # with the reply, more than is replayed exactly
+TWICE = [Span(0, 2), Span(0, 2), Span(2, 4), Span(2, 4), Span(4, 6), Span(4, 6)]
+AT, COUNT = 20, 30
+
+
+def talk(virtual_swarm, options, prompt, *, kill=None, at=AT):
+    """The logits of each token of a greedy bf16 reply, and its resumes; a hop is killed before token `at`."""
+
+    async def run():
+        async with virtual_swarm(dtype="bf16", compute=lambda: InlineCompute(0.01)) as swarm:
+            await swarm.add_peers(TWICE)
+            context = swarm.client(options).conversation().context
+            ids, seen = list(prompt), []
+            for number in range(COUNT):
+                if kill is not None and number == at:
+                    await asyncio.sleep(3)  # a spare has caught up
+                    [victim] = [
+                        hosted
+                        for hosted in swarm.peers
+                        if hosted.peer.announcer.profile.span == kill
+                        and any(not session.spare for session in hosted.peer.sessions.all())
+                    ]
+                    await victim.kill()
+                seen.append(await context.move_to(ids))
+                ids.append(int(seen[-1].argmax()))
+                await asyncio.sleep(0.1)
+            resumes = context.session.resumes
+            await context.close()
+            return torch.stack(seen), resumes
+
+    return run_virtual(run())
+
+
+@pytest.mark.parametrize("span", [Span(0, 2), Span(2, 4), Span(4, 6)])
+@pytest.mark.parametrize("recovery", ["auto", "exact"])
+def test_a_short_history_is_replayed_to_the_bit(virtual_swarm, span, recovery):
+    options = ClientOptions(spares="off", recovery=recovery)
+    undisturbed, _ = talk(virtual_swarm, options, PROMPT)
+    logits, [resume] = talk(virtual_swarm, options, PROMPT, kill=span)
+    assert resume.exact
+    assert resume.replayed_tokens >= len(PROMPT) + AT - 1
+    assert torch.equal(logits, undisturbed)
+
+
+@pytest.mark.parametrize(("recovery", "prompt"), [("fast", PROMPT), ("auto", LONG_PROMPT)])
+def test_a_replay_in_chunks_is_called_what_it_is(virtual_swarm, recovery, prompt):
+    options = ClientOptions(spares="off", recovery=recovery)
+    _, [resume] = talk(virtual_swarm, options, prompt, kill=Span(2, 4))
+    assert not resume.exact
+
+
+@pytest.mark.parametrize("at", [1, AT])
+@pytest.mark.parametrize("span", [Span(0, 2), Span(2, 4), Span(4, 6)])
+def test_a_spare_that_followed_step_by_step_is_exact_however_long_the_history(virtual_swarm, span, at):
+    options = ClientOptions(spares="always")
+    undisturbed, _ = talk(virtual_swarm, options, LONG_PROMPT)
+    logits, [resume] = talk(virtual_swarm, options, LONG_PROMPT, kill=span, at=at)
+    assert resume.exact
+    assert resume.replayed_tokens < 20
+    assert torch.equal(logits, undisturbed)
