@@ -4,6 +4,7 @@ Progress bars appear only on a terminal, and there only on stderr. rich is impor
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 OnProgress = Callable[[str, float, float], None]  # (stage, done, total)
+PROGRESS_EVERY_S = 30.0  # where there is no terminal to draw on
 
 
 def print_result(text: str) -> None:
@@ -42,15 +44,21 @@ def progress(unit_is_bytes: bool = False) -> Iterator[OnProgress]:
 
 
 class _StageLines:
-    """Names each stage once."""
+    """Names each stage once, and tells now and then how far a long one is."""
 
     def __init__(self) -> None:
         self._stage = ""
+        self._told_at = 0.0
 
     def __call__(self, stage: str, done: float, total: float) -> None:
+        now = time.monotonic()
         if stage != self._stage:
-            self._stage = stage
             note(f"{stage} ...")
+        elif now - self._told_at > PROGRESS_EVERY_S:
+            note(f"{stage}: {done / total:.0%}")
+        else:
+            return
+        self._stage, self._told_at = stage, now
 
 
 class _StageBars:

@@ -75,18 +75,18 @@ class Context:
         await self._guardian.close()
         await self.session.leave()
 
-    async def take_up(self, state: SessionState, ids: Sequence[int]) -> int:
+    async def take_up(self, state: SessionState, ids: Sequence[int]) -> None:
         """Find again what peers still hold of an earlier process's session that held `ids`.
 
-        Gives how many of them need not be computed again: none when a peer has forgotten.
+        Nothing, when a peer has forgotten: then it is built anew, as rows are sent.
         """
+        self._ids = list(ids[:-1])  # the last one is fed again: its result is asked for
+        held = 0
         try:
-            held = await self.session.take_up(state, len(ids) - 1)
+            held = await self.session.take_up(state, len(self._ids))
         except SwarmError as error:
             _logger.info("The earlier session is gone (%s); it is built anew", error)
-            return 0
-        self._ids = list(ids[:held])
-        return held
+        del self._ids[held:]
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:

@@ -78,7 +78,12 @@ class Guardian:
             await spare.close()
             raise HopLost(spare.links[0].hop.planned.peer, "it was a spare")
         if spare is None:
-            if (must_move or self._wants_spare(link)) and _now() >= self._not_before.get(link, 0.0):
+            is_whole = link.ledger.start == 0  # else a spare could never catch up
+            if (
+                is_whole
+                and (must_move or self._wants_spare(link))
+                and _now() >= self._not_before.get(link, 0.0)
+            ):
                 await self._prepare(link, must_move)
         elif must_move:
             spare.max_lag = 1

@@ -15,7 +15,8 @@ CHUNK_TOKENS = 128  # of a prompt or a replay, per step: small enough to keep se
 class Ledger:
     """Rows ``[start, end)`` of hidden states, by position in the conversation.
 
-    `start` is above 0 only after a client's restart, when the peers still hold what the ledger lost.
+    `start` is above 0 only after a client's restart, when the peers still hold what the ledger lost:
+    a hop that holds rows up to `start` can go on with it, a hop that holds nothing cannot.
     """
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, start: int = 0) -> None:
@@ -25,6 +26,7 @@ class Ledger:
         self._rows = torch.empty((64, hidden_size), dtype=dtype)
         self._count = 0
         self._step_ends: list[int] = []
+        self._recalled_end = start
 
     @property
     def end(self) -> int:
@@ -48,13 +50,29 @@ class Ledger:
         self._rows[self._count : needed] = rows
         self._count = needed
 
+    def recall(self, rows: torch.Tensor) -> None:
+        """Add rows again that an earlier process, or an earlier chain, has sent in steps not known here."""
+        self.append(rows)
+        self._recalled_end = self.end
+
+    def knows_steps_since(self, position: int) -> bool:
+        """Whether the rows from `position` on can be sent again in the steps they were sent in at first."""
+        return position >= self._recalled_end
+
     def rows(self, start: int, end: int) -> torch.Tensor:
         """A view of the rows at positions ``[start, end)``: [end - start, hidden]."""
+        if not self.start <= start <= end <= self.end:
+            raise ValueError(f"Rows {start}:{end} are not in a ledger of {self.start}:{self.end}")
         return self._rows[start - self.start : end - self.start]
 
     def truncate(self, end: int) -> None:
-        """Forget everything from position `end` on."""
-        self._count = max(0, min(self._count, end - self.start))
+        """Forget everything from position `end` on, which may lie before `start`."""
+        self._recalled_end = min(self._recalled_end, end)
+        if end < self.start:
+            self.start, self._count = end, 0
+            self._step_ends.clear()
+            return
+        self._count = min(self._count, end - self.start)
         sent = self._step_ends[-1] if self._step_ends else self.start
         while self._step_ends and self._step_ends[-1] > end:
             self._step_ends.pop()

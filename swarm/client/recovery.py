@@ -6,6 +6,7 @@ new hops start behind their ledger, and the session pushes them forward like any
 """
 
 import asyncio
+import contextlib
 import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,6 +71,7 @@ class Recovery:
     exactness: Exactness = "auto"
     local: LocalBlocks | None = None
     numerics: Numerics | None = None
+    preferred: Numerics | None = None  # tried first: what an earlier process's chain computed in
     settled: bool = False  # the first chain stands; numerics and codec are fixed
     on_wait: Callable[[SwarmError], None] = lambda error: None
     jitter: random.Random = field(default_factory=random.Random)
@@ -109,12 +111,15 @@ class Recovery:
 
     async def reopen(self, state: SessionState) -> list[Hop]:
         """Take up the session of an earlier process on the very peers it was on. Raises `SwarmError`."""
-        kinds = {hop.numerics for hop in state.hops}
-        self.numerics = kinds.pop() if len(kinds) == 1 else None
+        if self.numerics is not None and any(hop.numerics != self.numerics for hop in state.hops):
+            raise NoRoute(f"The conversation was not held in {self.numerics.dtype}")
+        self.preferred = _common(state.hops)
         self.settings = replace(
             self.settings, session=state.session, epoch=state.epoch + EPOCHS_PER_TAKE, codec=state.codec
         )
-        return await self._open_all(state.hops, {hop.peer: MAX_POSITION for hop in state.hops})
+        hops = await self._open_all(state.hops, {hop.peer: MAX_POSITION for hop in state.hops})
+        self.numerics = self.preferred
+        return hops
 
     async def _cover(self, span: Span, held: Mapping[PeerId, int]) -> list[Hop]:
         ends_at = _now() + self.patience_s
@@ -132,6 +137,9 @@ class Recovery:
 
     async def _plan(self, span: Span) -> tuple[PlannedHop, ...]:
         """A chain of peers, with blocks that nobody hosts run here if that is wanted and possible."""
+        if self.preferred is not None and not self.settled:
+            with contextlib.suppress(NoRoute):
+                return await self.routes.plan(span, self.preferred)
         try:
             return await self.routes.plan(span, self.numerics)
         except NoRoute:
@@ -147,8 +155,7 @@ class Recovery:
         """Fix the numerics of this conversation with its first chain; they never change after."""
         if self.settled:
             return
-        kinds = {hop.numerics for hop in planned}
-        self.numerics = kinds.pop() if len(kinds) == 1 else None
+        self.numerics = _common(planned)
         codec = self.numerics.dtype if self.numerics else "fp32"
         self.settings = replace(self.settings, codec=codec)
 
@@ -189,6 +196,12 @@ class Recovery:
 def new_session_id() -> str:
     """An id nobody can guess: whoever knows it may take the session up."""
     return secrets.token_hex(16)
+
+
+def _common(planned: Sequence[PlannedHop]) -> Numerics | None:
+    """What all of them compute in, if it is the same."""
+    kinds = {hop.numerics for hop in planned}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 async def _abandon(tasks: Sequence[asyncio.Task[Hop]]) -> None:

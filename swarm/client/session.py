@@ -121,6 +121,8 @@ class Session:
             for hop in hops:
                 await hop.rewind(held)
             self._links = [Link(hop, self._new_ledger(held)) for hop in hops]
+            self._links[0].ledger = self._new_ledger()
+            self._links[0].ledger.recall(self._recall(held))
             return held
 
     async def close(self) -> None:
@@ -178,7 +180,7 @@ class Session:
         """Push one hop to the end of the conversation, as fast as its ledger fills."""
         link = self._links[index]
         is_last = index == len(self._links) - 1
-        exact = self.recovery.is_exact(self.position - link.hop.position)
+        exact = self._is_exact(link)
         while link.hop.position < self.position and not lost:
             if link.ledger.end == link.hop.position:
                 async with self._progress:
@@ -234,7 +236,7 @@ class Session:
             await self._begin_again()
         for link in old:
             tokens = self.position - min(hop.position for hop in hops)
-            self._note_replay(link, tokens, self.recovery.is_exact(tokens))
+            self._note_replay(link, tokens, all(self._is_exact(each) for each in new))
 
     async def _begin_again(self) -> None:
         """Rebuild every ledger from the tokens: what a new hop needs was kept by nobody."""
@@ -242,7 +244,12 @@ class Session:
         for link in self._links:
             link.ledger = self._new_ledger()
             await link.hop.rewind(0)
-        self._links[0].ledger.append(self._recall(end))
+        self._links[0].ledger.recall(self._recall(end))
+
+    def _is_exact(self, link: Link) -> bool:
+        """Whether what the link's hop has not seen is sent in the steps it was sent in at first."""
+        lag = self.position - link.hop.position
+        return self.recovery.is_exact(lag) and link.ledger.knows_steps_since(link.hop.position)
 
     def _note_replay(self, link: Link, tokens: int, exact: bool) -> None:
         for resume in self.resumes:

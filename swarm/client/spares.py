@@ -49,7 +49,7 @@ class Spare:
         ledgers = [ledger, *(Ledger(ledger.hidden_size, ledger.dtype) for _ in hops[1:])]
         self.links = [Link(hop, each) for hop, each in zip(hops, ledgers, strict=True)]
         self.max_lag = MAX_LAG_TOKENS
-        self.exact = True
+        self.exact = ledger.knows_steps_since(0)
         self._is_exact = is_exact
         self._grown = asyncio.Event()
         self._following: asyncio.Task[None] | None = None

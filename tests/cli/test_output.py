@@ -3,9 +3,10 @@
 import io
 import json
 import sys
+import time
 from dataclasses import dataclass
 
-from swarm.cli.output import note, print_json, print_result, progress
+from swarm.cli.output import PROGRESS_EVERY_S, note, print_json, print_result, progress
 
 
 class Terminal(io.StringIO):
@@ -38,6 +39,15 @@ def test_away_from_a_terminal_progress_names_each_stage_once(capsys):
         show("Converting", 0, 1)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "Downloading ...\nConverting ...\n")
+
+
+def test_a_long_stage_tells_how_far_it_is(capsys, monkeypatch):
+    clock = iter([0.0, PROGRESS_EVERY_S / 2, PROGRESS_EVERY_S + 1, PROGRESS_EVERY_S + 2])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with progress() as show:
+        for done in range(4):
+            show("Sessions", done, 8)
+    assert capsys.readouterr().err == "Sessions ...\nSessions: 25%\n"
 
 
 def test_on_a_terminal_progress_is_a_bar_on_stderr(capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """A ledger gives back every row it was given, however it grew."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,3 +72,29 @@ def test_a_ledger_that_lost_its_beginning_keeps_positions():
     ledger.append(rows(100, 103))
     assert (ledger.start, ledger.end) == (100, 103)
     assert torch.equal(ledger.rows(101, 103), rows(101, 103))
+
+
+def test_a_ledger_can_be_cut_before_its_beginning_and_goes_on_from_there():
+    ledger = Ledger(4, torch.float32, start=100)
+    ledger.append(rows(100, 103))
+    ledger.truncate(40)
+    assert (ledger.start, ledger.end) == (40, 40)
+    ledger.append(rows(40, 42))
+    assert torch.equal(ledger.rows(40, 42), rows(40, 42))
+
+
+@pytest.mark.parametrize(("start", "end"), [(99, 101), (101, 104), (102, 101)])
+def test_rows_that_are_not_there_are_refused(start, end):
+    ledger = Ledger(4, torch.float32, start=100)
+    ledger.append(rows(100, 103))
+    with pytest.raises(ValueError, match="are not in a ledger of 100:103"):
+        ledger.rows(start, end)
+
+
+def test_the_steps_of_rows_that_were_recalled_are_not_known():
+    ledger = Ledger(4, torch.float32)
+    ledger.recall(rows(0, 5))
+    ledger.append(rows(5, 6))
+    assert [ledger.knows_steps_since(position) for position in (0, 4, 5)] == [False, False, True]
+    ledger.truncate(0)
+    assert ledger.knows_steps_since(0)
