@@ -17,7 +17,8 @@ _JOIN_FIX = (
 )
 _LISTEN_FIX = "Write HOST:PORT or a multiaddress, for example 0.0.0.0:31337 or /ip4/0.0.0.0/tcp/31337."
 _TRANSPORT = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/(tcp|udp)/(\d{1,5})((?:/quic(?:-v1)?)?)")
-_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.-]{1,253}(?<!-)")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*\.?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,15 +69,15 @@ class Daemon:
         _check_ports(options.listen)
         directory = Path(tempfile.mkdtemp(prefix="swarm-"))  # mode 0700
         key_file = directory / "identity"
-        key_file.touch(mode=0o600)
-        key_file.write_bytes(identity.to_bytes())
-        command = [str(binary), f"-id={key_file}", f"-listen=/unix{directory}/p2pd.sock", *_flags(options)]
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", _GUARD, "swarm-guard", str(directory), *command,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
-            start_new_session=True,
-        )  # fmt: skip
+        try:
+            key_file.touch(mode=0o600)
+            key_file.write_bytes(identity.to_bytes())
+            process = await _spawn(
+                directory, binary, f"-id={key_file}", f"-listen=/unix{directory}/p2pd.sock", *_flags(options)
+            )
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         daemon = cls(process, directory)
         try:
             await daemon._wait_ready(options.startup_timeout_s)
@@ -136,6 +136,15 @@ class Daemon:
                 self._ready.set_result(None)
         if not self._ready.done():
             self._ready.set_exception(_start_error(last_line.decode(errors="replace")))
+
+
+async def _spawn(directory: Path, *command: str | Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", _GUARD, "swarm-guard", directory, *command,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def choose_ports(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:

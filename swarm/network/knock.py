@@ -8,63 +8,79 @@ Knows TCP and the first words of a libp2p listener; not p2pd, which is asked thr
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Set
+import time
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from swarm.errors import NetworkError, PeerUnreachable
 from swarm.network.addresses import Endpoint, JoinAddress, endpoint_of
 from swarm.values import PeerId
+from swarm.wire.records import MAX_CLOCK_SKEW_S, PeerRecord
 
 TIMEOUT_S = 2.5
 GREETING = b"\x13/multistream/1.0.0\n"  # multistream-select: whoever listens speaks first
 LEARN_EVERY_S = 60.0
-LET_LIBP2P_TRY_EVERY_S = 60.0  # a peer that does not answer may have moved; libp2p can find it
+SEARCH_EVERY_S = 30.0
 MOST_DOORS = 1000
+MOST_ENDPOINTS = 8  # of one peer; whoever names more is not knocked at
 
 
 @dataclass(slots=True)
 class _Door:
-    """Where a peer listens; empty when some way to it is no TCP address, so that knocking proves nothing."""
+    """Where a peer listens, and what was seen there. Times are in Unix seconds."""
 
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[Endpoint, ...]  # empty when some way in is no TCP address: knocking proves nothing
     learned_at: float
+    started_at: float | None = None  # as the peer says
     silent_since: float | None = None
+    has_moved: bool = False
 
 
 class Doors:
     """Where peers were met, and whether they answer there now.
 
-    `connected` gives the peers that p2pd has a connection to, `addresses_of` where a connected one listens.
+    `is_connected` tells whether p2pd has a connection to a peer, `addresses_of` where a connected one
+    listens, as multiaddresses, with None for one that cannot be read.
     """
 
     def __init__(
         self,
-        connected: Callable[[], Awaitable[Set[PeerId]]],
-        addresses_of: Callable[[PeerId], Awaitable[Collection[str]]],
+        is_connected: Callable[[PeerId], Awaitable[bool]],
+        addresses_of: Callable[[PeerId], Awaitable[Collection[str | None]]],
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._connected = connected
+        self._is_connected = is_connected
         self._addresses_of = addresses_of
+        self._now = now
         self._doors: dict[PeerId, _Door] = {}
 
-    async def check(self, peer: PeerId) -> None:
-        """Raises `PeerUnreachable` when p2pd would have to dial the peer and the dial would fail."""
+    async def check(self, peer: PeerId, may_search: bool = False) -> None:
+        """Raises `PeerUnreachable` when p2pd would have to dial the peer and the dial would fail.
+
+        With `may_search` a peer that seems to have moved, or is silent for long, is left to libp2p once:
+        it may find it elsewhere.
+        """
         door = self._doors.get(peer)
-        if door is None or not door.endpoints or peer in await self._connected():
+        if door is None or not door.endpoints:
+            return
+        if await self._is_connected(peer):
+            door.silent_since, door.has_moved = None, False
+            return
+        silent_s = self._now() - door.silent_since if door.silent_since is not None else 0.0
+        if may_search and (door.has_moved or silent_s > SEARCH_EVERY_S):
+            door.silent_since, door.has_moved = self._now(), False
             return
         reason = await knock(door.endpoints)
-        now = _now()
         if reason is None:
             door.silent_since = None
-        elif door.silent_since is None or now - door.silent_since < LET_LIBP2P_TRY_EVERY_S:
-            door.silent_since = door.silent_since or now
-            raise PeerUnreachable(f"Peer {peer} does not answer: {reason}")
-        else:
-            door.silent_since = now
+            return
+        door.silent_since = door.silent_since or self._now()
+        raise PeerUnreachable(f"Peer {peer} does not answer: {reason}")
 
     async def check_address(self, address: JoinAddress) -> None:
         """The same for a peer that was perhaps never met, at an address somebody gave us."""
         endpoint = endpoint_of(address.route)
-        if endpoint is None or endpoint.transport != "tcp" or address.peer in await self._connected():
+        if endpoint is None or endpoint.transport != "tcp" or await self._is_connected(address.peer):
             return
         reason = await knock([endpoint])
         if reason is not None:
@@ -73,18 +89,36 @@ class Doors:
     async def met(self, peer: PeerId) -> None:
         """The peer has just answered: learn where it listens, if that is not known or an old story."""
         door = self._doors.get(peer)
-        if door is not None and _now() - door.learned_at < LEARN_EVERY_S:
+        if door is not None and self._now() - door.learned_at < LEARN_EVERY_S:
             return
         try:
             addresses = await self._addresses_of(peer)
         except NetworkError:  # p2pd has just ended, and with it what it knows
             return
-        endpoints = [endpoint_of(address.removesuffix(f"/p2p/{peer}")) for address in addresses]
-        tcp = tuple(e for e in endpoints if e is not None and e.transport == "tcp")
+        endpoints = [
+            endpoint_of(address.removesuffix(f"/p2p/{peer}")) if address else None for address in addresses
+        ]
+        tcp = tuple(each for each in endpoints if each is not None and each.transport == "tcp")
+        can_knock = len(tcp) == len(endpoints) <= MOST_ENDPOINTS
         self._doors.pop(peer, None)
-        self._doors[peer] = _Door(tcp if len(tcp) == len(endpoints) else (), _now())
+        self._doors[peer] = _Door(
+            tcp if can_knock else (), self._now(), started_at=door.started_at if door else None
+        )
         while len(self._doors) > MOST_DOORS:
             del self._doors[next(iter(self._doors))]
+
+    def heard_of(self, record: PeerRecord) -> None:
+        """A peer's own word, seen in the DHT: a restarted one may listen elsewhere, and so may one that
+        speaks although it has been silent at its door for a while."""
+        door = self._doors.get(record.peer_id)
+        if door is None:
+            return
+        if door.started_at is None:
+            door.started_at = record.started_at
+        if record.started_at > door.started_at:
+            del self._doors[record.peer_id]
+        elif door.silent_since is not None and record.issued_at > door.silent_since + MAX_CLOCK_SKEW_S:
+            door.has_moved = True
 
 
 async def knock(endpoints: Collection[Endpoint], timeout_s: float = TIMEOUT_S) -> str | None:
@@ -96,7 +130,7 @@ async def knock(endpoints: Collection[Endpoint], timeout_s: float = TIMEOUT_S) -
             for answer in asyncio.as_completed(tries):
                 try:
                     greeting = await answer
-                except OSError as error:
+                except (OSError, UnicodeError) as error:  # the latter: of a name that is none
                     reason = _said(error)
                 else:
                     if greeting == GREETING:
@@ -122,11 +156,9 @@ async def _greeting(endpoint: Endpoint) -> bytes:
         writer.close()
 
 
-def _said(error: OSError) -> str:
+def _said(error: OSError | UnicodeError) -> str:
     """In the system's words, which asyncio replaces by its own when a connection fails."""
+    if isinstance(error, UnicodeError):
+        return "its name is no host name"
     text = error.strerror or str(error)
     return os.strerror(error.errno) if error.errno and text.startswith("Connect call failed") else text
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

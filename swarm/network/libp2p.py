@@ -95,7 +95,7 @@ class Libp2pNetwork:
         )
         self._watch_interval_s = config.watch_interval_s
         self._peer_list = config.peer_list
-        self._known: PeerList = load_peer_list(config.peer_list) if config.peer_list else ()
+        self._known: PeerList = load_peer_list(config.peer_list, self._configured) if config.peer_list else ()
         self._handlers: dict[str, Handler] = {}
         self._tasks = HandlerTasks()
         self._background: list[asyncio.Task[None]] = []
@@ -113,8 +113,8 @@ class Libp2pNetwork:
         `JoinFailed` (no node answers) or `ConfigurationError` (p2pd does not start)."""
         network = cls(config, identity)
         try:
-            await network._start_node()
-            await network._join_at_start()
+            await network._join_at_start(await network._start_node())
+            network._up.set()
         except BaseException:
             await network.close()
             raise
@@ -184,8 +184,8 @@ class Libp2pNetwork:
         except TimeoutError:
             raise NetworkError(f"The swarm's directory did not answer in time to {what}") from None
 
-    async def _start_node(self) -> None:
-        """Start p2pd and, meanwhile, load hivemind (seconds, in a thread)."""
+    async def _start_node(self) -> "Node":
+        """Start p2pd and, meanwhile, load hivemind (seconds, in a thread). The node is not `_up` yet."""
         loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "swarm.network.node"))
         try:
             daemon = await Daemon.start(self._options, self._identity)
@@ -195,15 +195,19 @@ class Libp2pNetwork:
         try:
             module = await loading
             self._memory = self._memory or module.Memory()
-            node = await module.Node.start(daemon, self._memory, self._options.client)
+            node: Node = await module.Node.start(daemon, self._memory, self._options.client)
         except BaseException:
             await daemon.stop()
             raise
+        try:
+            for protocol, handler in self._handlers.items():
+                await self._serve_on(node, protocol, handler)
+            self._addresses = await node.addresses()
+        except BaseException:
+            await node.close()
+            raise
         self._node = node
-        for protocol, handler in self._handlers.items():
-            await self._serve_on(node, protocol, handler)
-        self._addresses = await node.addresses()
-        self._up.set()
+        return node
 
     async def _serve_on(self, node: "Node", protocol: str, handler: Handler) -> None:
         async def on_channel(channel: Channel) -> None:
@@ -214,9 +218,9 @@ class Libp2pNetwork:
     def _candidates(self) -> tuple[JoinAddress, ...]:
         return candidates(self._configured, self._known, self.peer_id, time.time())
 
-    async def _join_at_start(self) -> None:
+    async def _join_at_start(self, node: "Node") -> None:
         addresses = self._candidates()
-        refusals = await self._join(addresses)
+        refusals = await self._join(node, addresses)
         if not self._configured or len(refusals) < len(addresses):
             return
         for error in refusals.values():
@@ -228,9 +232,8 @@ class Libp2pNetwork:
             "Is that node running, is the address right, and does a firewall let it through?",
         )
 
-    async def _join(self, addresses: Iterable[JoinAddress]) -> dict[JoinAddress, SwarmError]:
+    async def _join(self, node: "Node", addresses: Iterable[JoinAddress]) -> dict[JoinAddress, SwarmError]:
         """Try all addresses at once; those that failed, and why."""
-        node = await self._running_node()
         tries = {asyncio.create_task(_join_through(node, address)): address for address in addresses}
         waiting = set(tries)
         joined = False
@@ -279,13 +282,18 @@ class Libp2pNetwork:
         if error is not None and not self._failed.done():
             _log.error("The %s has failed", task.get_name(), exc_info=error)
             self._failed.set_result(NetworkError(f"The {task.get_name()} has failed: {error}"))
+            self._up.set()  # whoever waits for the node is to see it
 
     async def _restart(self) -> None:
         try:
-            await self._start_node()
-            await self._join(self._candidates())
-        except SwarmError as error:
+            node = await self._start_node()
+        except (SwarmError, OSError) as error:  # the latter: no process, no file or no room for one
             _log.warning("The network daemon p2pd could not be started again: %s", error)
+            return
+        try:
+            await self._join(node, self._candidates())
+        finally:
+            self._up.set()  # not before: whom it has joined it can find
 
     async def _watch(self) -> None:
         """Keep the routing table honest, remember whom we meet, and rejoin when we are lost."""
@@ -300,11 +308,11 @@ class Libp2pNetwork:
                 if not missing:
                     attempt = 0
                 elif loop.time() >= due:
-                    await self._join(missing)
+                    await self._join(node, missing)
                     due = loop.time() + backoff.delay_s(attempt, self._random.random())
                     attempt += 1
-            except NetworkError as error:
-                _log.debug("A look around the network failed: %s", error)
+            except Exception as error:  # nothing that others say may end this node
+                _log.info("A look around the network failed: %s", error)
 
     async def _look_around(self, node: "Node") -> None:
         self._addresses = await node.addresses()
@@ -316,7 +324,7 @@ class Libp2pNetwork:
         if seen:
             self._known = remember(self._known, seen)
             if self._peer_list is not None:
-                await asyncio.to_thread(save_peer_list, self._peer_list, self._known)
+                await asyncio.to_thread(save_peer_list, self._peer_list, self._configured, self._known)
 
     def _missing(self, node: "Node") -> tuple[JoinAddress, ...]:
         """Whom to join now: all when no neighbor is left, else the configured ones that are not met.

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
 from swarm.errors import ClockSkew, InvalidRecord, NetworkError, PeerUnreachable
 from swarm.network.addresses import JoinAddress
@@ -35,10 +37,11 @@ from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
 from swarm.network.knock import Doors
 from swarm.values import PeerId
-from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord
+from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 _RPC_TIMEOUT_S = 3.0
+_FIND_PEER_TIMEOUT_S = 1.0
 
 OnChannel = Callable[[Channel], Awaitable[None]]
 
@@ -56,9 +59,8 @@ class _Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is not typed
 
 @dataclass(slots=True)
 class Memory:
-    """What outlives a restart of p2pd: the node's place in the DHT and what it keeps for others."""
+    """What outlives a restart of p2pd: what this node keeps for others in the DHT."""
 
-    dht_id: Any = field(default_factory=DHTID.generate)
     storage: _Storage = field(default_factory=_Storage)
 
 
@@ -83,7 +85,6 @@ class Node:
         self._control = control
         self._p2p = p2p
         self._dht = dht
-        self._doors = p2p.doors = Doors(self._connected, self.addresses_of)
         self._lifetime = contextlib.AsyncExitStack()
         self._opening: set[asyncio.Task[Any]] = set()
 
@@ -97,8 +98,11 @@ class Node:
                 connector, _unix(daemon.callback_socket), use_persistent_conn=False
             )
             p2p = await _P2P.replicate(_unix(daemon.control_socket))
+            p2p.doors = Doors(partial(_is_connected, control), partial(_addresses_of, control))
+            # The place in the DHT follows from the key: a node that starts again is the same one there.
+            dht_id = DHTID.generate(source=p2p.peer_id.to_bytes())
             dht = await DHTNode.create(
-                p2p, memory.dht_id, client_mode=client, record_validator=_Validator(),
+                p2p, dht_id, client_mode=client, record_validator=_Validator(p2p.doors),
                 wait_timeout=_RPC_TIMEOUT_S,
                 # A record lives for seconds and says how long; caches would only serve older ones.
                 cache_locally=False, cache_nearest=0, cache_on_store=False,
@@ -130,7 +134,7 @@ class Node:
         """
         peer = PeerID.from_base58(address.peer)
         with _translated(PeerUnreachable, f"{address} does not answer"):
-            await self._doors.check_address(address)
+            await self._p2p.doors.check_address(address)
             await self._control.connect(peer, [Multiaddr(address.route)])
             try:
                 answered = await self._dht.protocol.call_ping(peer, validate=True, strict=True)
@@ -154,25 +158,13 @@ class Node:
         """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
         await self._dht.protocol.call_ping(PeerID.from_base58(peer))
 
-    async def addresses_of(self, peer: PeerId, timeout_s: float = 1.0) -> tuple[str, ...]:
+    async def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer can be reached, as far as libp2p knows; empty when it does not."""
-        wanted = PeerID.from_base58(peer)
-        query = p2pd_pb2.DHTRequest(
-            type=p2pd_pb2.DHTRequest.FIND_PEER, peer=wanted.to_bytes(), timeout=int(timeout_s * 1e9)
-        )
-        response = p2pd_pb2.Response()
-        with _translated(NetworkError, "The network daemon p2pd does not answer"):
-            reader, writer = await self._control.daemon_connector.open_connection()
-            with contextlib.closing(writer):
-                await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=query))
-                await read_pbmsg_safe(reader, response)
-        if response.type == p2pd_pb2.Response.ERROR:
-            return ()
-        return tuple(f"{Multiaddr(raw)}/p2p/{peer}" for raw in response.dht.peer.addrs)
+        return tuple(address for address in await _addresses_of(self._control, peer) if address)
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
-        await self._doors.check(peer)
+        await self._p2p.doors.check(peer, may_search=True)
         opening = asyncio.create_task(self._open_stream(peer, protocol))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
@@ -186,12 +178,8 @@ class Node:
 
     async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[Reader, Writer]:
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
-        await self._doors.met(peer)
+        await self._p2p.doors.met(peer)
         return reader, writer
-
-    async def _connected(self) -> frozenset[PeerId]:
-        with _translated(PeerUnreachable, "The network daemon p2pd does not answer"):
-            return frozenset(PeerId(info.peer_id.to_base58()) for info in await self._control.list_peers())
 
     async def serve(self, protocol: str, on_channel: OnChannel) -> None:
         """Answer streams of a protocol. Raises `NetworkError`."""
@@ -229,13 +217,60 @@ class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is not 
     and exactly where records are read.
     """
 
+    def __init__(self, doors: Doors) -> None:
+        self._doors = doors
+
     def validate(self, record: DHTRecord) -> bool:
         try:
             subkey = msgspec.msgpack.decode(record.subkey, type=str)
             opened = _open(subkey, record.value, record.expiration_time)
         except (InvalidRecord, msgspec.DecodeError):
             return False
-        return any(DHTID.generate(source=key).to_bytes() == record.key for key in keys_of(opened))
+        if all(DHTID.generate(source=key).to_bytes() != record.key for key in keys_of(opened)):
+            return False
+        if isinstance(opened, PeerRecord):
+            self._doors.heard_of(opened)
+        return True
+
+
+async def _is_connected(control: ControlClient, peer: PeerId) -> bool:
+    """Whether p2pd has a connection to a peer. The answer is searched raw: it may name thousands."""
+    response = await _ask(control, p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+    wanted = PeerID.from_base58(peer).to_bytes()
+    return any(info.id == wanted for info in response.peers)
+
+
+async def _addresses_of(control: ControlClient, peer: PeerId) -> tuple[str | None, ...]:
+    """Where a peer listens, as far as libp2p knows; None for what it accepts and hivemind cannot read."""
+    query = p2pd_pb2.DHTRequest(
+        type=p2pd_pb2.DHTRequest.FIND_PEER,
+        peer=PeerID.from_base58(peer).to_bytes(),
+        timeout=int(_FIND_PEER_TIMEOUT_S * 1e9),
+    )
+    response = await _ask(control, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=query))
+    if response.type == p2pd_pb2.Response.ERROR:
+        return ()
+    routes = [readable(raw) for raw in response.dht.peer.addrs]
+    return tuple(f"{route}/p2p/{peer}" if route else None for route in routes)
+
+
+async def _ask(control: ControlClient, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
+    """One question to p2pd. Raises `PeerUnreachable`."""
+    response = p2pd_pb2.Response()
+    with _translated(PeerUnreachable, "The network daemon p2pd does not answer"):
+        reader, writer = await control.daemon_connector.open_connection()
+        with contextlib.closing(writer):
+            await write_pbmsg(writer, request)
+            await read_pbmsg_safe(reader, response)
+    return response
+
+
+def readable(raw: bytes) -> str | None:
+    """A multiaddress as text; None for one that hivemind does not understand."""
+    try:
+        return str(Multiaddr(raw))
+    except (ValueError, TypeError, LookupError, MultiaddrError):  # it fails in all these ways
+        return None
 
 
 def _open(subkey: str, value: bytes, expires_at: float) -> AnyRecord:

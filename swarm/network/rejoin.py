@@ -5,6 +5,7 @@ whose bootstrap is gone can still be found through any of them. It is a cache: a
 treated as empty.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -35,6 +36,14 @@ class KnownPeer(msgspec.Struct, frozen=True):
 
 
 PeerList = tuple[KnownPeer, ...]  # the most recently seen first
+
+
+class _PeerFile(msgspec.Struct, frozen=True):
+    """The list as it is kept, with what the node was told to join when it met them: another swarm's
+    nodes must not be joined."""
+
+    joined: tuple[str, ...]
+    peers: PeerList
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +85,33 @@ def candidates(
     return tuple(found)[:MAX_CANDIDATES]
 
 
-def load_peer_list(path: Path) -> PeerList:
-    """Read the peer list; empty when there is none or it is damaged."""
+def load_peer_list(path: Path, configured: Iterable[JoinAddress]) -> PeerList:
+    """Read the nodes met while joining the same addresses; none when there is no list or it is damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PeerList)
+        kept = msgspec.json.decode(path.read_bytes(), type=_PeerFile)
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.DecodeError) as error:
         _log.warning("The peer list %s is ignored: %s", path, error)
         return ()
+    return kept.peers if kept.joined == _texts(configured) else ()
 
 
-def save_peer_list(path: Path, known: PeerList) -> None:
+def save_peer_list(path: Path, configured: Iterable[JoinAddress], known: PeerList) -> None:
     """Write the peer list, whole or not at all. A full disk is logged, not raised: it is a cache."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(msgspec.json.encode(known))
+        draft.write_bytes(msgspec.json.encode(_PeerFile(_texts(configured), known)))
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a disk that can only be read
+            draft.unlink(missing_ok=True)
         _log.warning("The peer list %s cannot be written: %s", path, error.strerror)
+
+
+def _texts(configured: Iterable[JoinAddress]) -> tuple[str, ...]:
+    return tuple(sorted(map(str, configured)))
 
 
 def _usable(entry: KnownPeer, own: PeerId) -> list[JoinAddress]:

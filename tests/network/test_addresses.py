@@ -73,9 +73,10 @@ def test_malformed_listen_address_is_refused(text: str) -> None:
 
 def test_announced_address_may_be_a_name() -> None:
     assert str(parse_announce_address("swarm.example.org:443")) == "/dns/swarm.example.org/tcp/443"
+    assert str(parse_announce_address("peer_1:443")) == "/dns/peer_1/tcp/443"
 
 
-@pytest.mark.parametrize("text", ["203.0.113.7:0", "/ip4/203.0.113.7/tcp/0", "a b:1", ""])
+@pytest.mark.parametrize("text", ["203.0.113.7:0", "/ip4/203.0.113.7/tcp/0", "a b:1", "a..b:1", "-a.b:1", ""])
 def test_announced_address_needs_a_port_and_a_host(text: str) -> None:
     with pytest.raises(UsageError, match="from outside"):
         parse_announce_address(text)

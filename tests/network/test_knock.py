@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swarm.errors import NetworkError, PeerUnreachable
-from swarm.network import knock as knocking
 from swarm.network.addresses import Endpoint, JoinAddress, endpoint_of
-from swarm.network.knock import GREETING, MOST_DOORS, Doors, knock
+from swarm.network.knock import GREETING, MOST_DOORS, MOST_ENDPOINTS, SEARCH_EVERY_S, Doors, knock
 from swarm.values import PeerId
+from swarm.wire.records import PeerRecord
 
 A = PeerId("a")
 HOST = "127.0.0.1"
+NOW = 1e9
 
 
 def endpoint(port: int) -> Endpoint:
@@ -67,6 +68,10 @@ async def test_whoever_does_not_greet_is_not_there(says: bytes, stays: bool, rea
         assert await knock([there], timeout_s=0.1) == reason
 
 
+async def test_a_name_that_is_none_is_not_there() -> None:
+    assert await knock([Endpoint("dns4", "a..b", "tcp", 1)]) == "its name is no host name"
+
+
 async def test_a_port_that_refuses_is_not_there() -> None:
     with closed_port() as gone:
         assert await knock([gone]) == "Connection refused"
@@ -75,23 +80,24 @@ async def test_a_port_that_refuses_is_not_there() -> None:
 class P2pd:
     """What p2pd knows: whom it is connected to, and where they listen."""
 
-    def __init__(self, *addresses: str) -> None:
+    def __init__(self, *addresses: str | None) -> None:
         self.addresses = addresses
+        self.now = NOW
         self.connected = {A}
         self.dead = False
         self.asked = 0
 
-    async def list_connected(self) -> set[PeerId]:
-        return self.connected
+    async def is_connected(self, peer: PeerId) -> bool:
+        return peer in self.connected
 
-    async def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+    async def addresses_of(self, peer: PeerId) -> tuple[str | None, ...]:
         self.asked += 1
         if self.dead:
             raise NetworkError("p2pd is dead")
-        return tuple(f"{address}/p2p/{peer}" for address in self.addresses)
+        return tuple(address and f"{address}/p2p/{peer}" for address in self.addresses)
 
     def doors(self) -> Doors:
-        return Doors(self.list_connected, self.addresses_of)
+        return Doors(self.is_connected, self.addresses_of, lambda: self.now)
 
 
 async def test_a_peer_is_knocked_for_only_while_there_is_no_connection_to_it() -> None:
@@ -116,30 +122,89 @@ async def test_a_peer_that_is_back_is_let_through_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["/ip4/127.0.0.1/udp/4001/quic-v1", "/ip4/192.0.2.1/tcp/1/p2p/QmRelay/p2p-circuit"]
+    "others",
+    [
+        ["/ip4/127.0.0.1/udp/4001/quic-v1"],
+        ["/ip4/192.0.2.1/tcp/1/p2p/QmRelay/p2p-circuit"],
+        [None],  # libp2p can read it, hivemind cannot
+        [f"/ip4/192.0.2.{number}/tcp/1" for number in range(MOST_ENDPOINTS)],
+    ],
 )
-async def test_a_peer_with_ways_in_that_cannot_be_knocked_at_is_left_to_libp2p(other: str) -> None:
+async def test_a_peer_that_cannot_be_knocked_for_is_left_to_libp2p(others: list[str | None]) -> None:
     with closed_port() as gone:
-        p2pd = P2pd(str(gone), other)
+        p2pd = P2pd(str(gone), *others)
         doors = p2pd.doors()
         await doors.met(A)
         p2pd.connected.clear()
         await doors.check(A)
 
 
-async def test_libp2p_may_look_for_a_silent_peer_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knocking, "LET_LIBP2P_TRY_EVERY_S", 0.1)
-    with closed_port() as gone:
-        p2pd = P2pd(str(gone))
-        doors = p2pd.doors()
-        await doors.met(A)
-        p2pd.connected.clear()
+async def silent_peer(stack: contextlib.ExitStack) -> tuple[P2pd, Doors]:
+    """A peer that was met, said something of itself, and has gone silent."""
+    p2pd = P2pd(str(stack.enter_context(closed_port())))
+    doors = p2pd.doors()
+    await doors.met(A)
+    doors.heard_of(record())
+    p2pd.connected.clear()
+    with pytest.raises(PeerUnreachable):
+        await doors.check(A, may_search=True)
+    return p2pd, doors
+
+
+def record(**changes: float) -> PeerRecord:
+    fields = {
+        "peer": "a", "model": "0" * 64, "issued_at": NOW, "expires_at": NOW + 30, "sequence": 1, "start": 0,
+        "end": 3, "state": "online", "dtype": "fp32", "quantization": "none", "decode_tokens_per_s": 1.0,
+        "prefill_tokens_per_s": 1.0, "free_tokens": 1, "queue_depth": 0, "wire_version": 1, "software": "0",
+        "started_at": NOW - 100,
+    }  # fmt: skip
+    return PeerRecord(**(fields | changes))
+
+
+async def test_a_peer_that_started_again_is_looked_for_at_once() -> None:
+    with contextlib.ExitStack() as stack:
+        _, doors = await silent_peer(stack)
+        doors.heard_of(record(started_at=NOW - 200))  # an old word that somebody has kept
         with pytest.raises(PeerUnreachable):
-            await doors.check(A)
-        await asyncio.sleep(0.12)
+            await doors.check(A, may_search=True)
+        doors.heard_of(record(started_at=NOW + 1))
         await doors.check(A)
+
+
+async def test_a_silent_peer_that_goes_on_speaking_in_the_dht_is_looked_for_once_each_time() -> None:
+    with contextlib.ExitStack() as stack:
+        _, doors = await silent_peer(stack)
+        doors.heard_of(record(issued_at=NOW + 1))  # its clock may be ahead
+        with pytest.raises(PeerUnreachable):
+            await doors.check(A, may_search=True)
+        doors.heard_of(record(issued_at=NOW + 4))
         with pytest.raises(PeerUnreachable):
             await doors.check(A)
+        await doors.check(A, may_search=True)
+        with pytest.raises(PeerUnreachable):
+            await doors.check(A, may_search=True)
+
+
+async def test_a_peer_that_is_silent_for_long_is_looked_for_now_and_then() -> None:
+    with contextlib.ExitStack() as stack:
+        p2pd, doors = await silent_peer(stack)
+        p2pd.now += SEARCH_EVERY_S + 1
+        with pytest.raises(PeerUnreachable):
+            await doors.check(A)
+        await doors.check(A, may_search=True)
+        with pytest.raises(PeerUnreachable):
+            await doors.check(A, may_search=True)
+
+
+async def test_a_peer_that_is_connected_again_has_a_clean_slate() -> None:
+    with contextlib.ExitStack() as stack:
+        p2pd, doors = await silent_peer(stack)
+        p2pd.connected.add(A)
+        await doors.check(A)
+        p2pd.connected.clear()
+        p2pd.now += SEARCH_EVERY_S + 1
+        with pytest.raises(PeerUnreachable):
+            await doors.check(A, may_search=True)
 
 
 async def test_where_a_peer_listens_is_learned_once_and_again_when_it_could_not_be() -> None:

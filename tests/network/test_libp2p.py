@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,17 +15,28 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.errors import ChannelClosed, ClockSkew, JoinFailed, PeerUnreachable, PortInUse, UsageError
+from swarm.errors import (
+    ChannelClosed,
+    ClockSkew,
+    JoinFailed,
+    NetworkError,
+    PeerUnreachable,
+    PortInUse,
+    UsageError,
+)
 from swarm.network.addresses import parse_join_address
 from swarm.network.channel import Channel
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
 from swarm.network.memory import Link
+from swarm.network.node import Node, readable
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.links import LinkEmulator
 from swarm.wire.messages import Ping
+from swarm.wire.records import PeerRecord, seal
 
 pytestmark = pytest.mark.live
 ECHO = "/test/echo/1"
+KEY = f"peers/{'ab' * 32}/0"
 SCRIPT = Path(__file__).with_name("node_process.py")
 
 
@@ -228,6 +241,116 @@ async def test_swarm_without_its_bootstrap_can_still_be_joined(start: Start, tmp
     await bootstrap.close()
     returned = await start(join=bootstrap.addresses, peer_list=remembered)
     await says_hello(returned, server)
+
+
+async def test_nodes_met_in_one_swarm_are_not_joined_from_another(start: Start, tmp_path: Path) -> None:
+    remembered = tmp_path / "peers.json"
+    first, second = await start(), await start()
+    identity = new_identity()
+    node = await start(identity, join=first.addresses, peer_list=remembered)
+    await eventually(lambda: remembered.exists() and first.peer_id in remembered.read_text(), within_s=5.0)
+    await node.close()
+    await first.serve(ECHO, echo)
+    for join in (second.addresses, ()):
+        node = await start(identity, join=join, peer_list=remembered)
+        with pytest.raises(PeerUnreachable):
+            await node.open_channel(first.peer_id, ECHO, 1.0)
+        await node.close()
+
+
+async def test_peer_that_comes_back_elsewhere_is_reached_as_soon_as_its_record_is_seen(start: Start) -> None:
+    bootstrap, identity = await start(), new_identity()
+
+    async def publish(server: Libp2pNetwork) -> None:
+        now = time.time()
+        record = PeerRecord(
+            peer=identity.peer_id, model="ab" * 32, issued_at=now, expires_at=now + 30,
+            sequence=int(now * 1e3), start=0, end=2,
+            state="online", dtype="fp32", quantization="none", decode_tokens_per_s=1.0,
+            prefill_tokens_per_s=1.0, free_tokens=1, queue_depth=0, wire_version=1, software="0",
+            started_at=now,
+        )  # fmt: skip
+        assert await server.store(KEY, identity.peer_id, seal(record, identity.sign), record.expires_at)
+
+    server = await start(identity, join=bootstrap.addresses)
+    await server.serve(ECHO, echo)
+    await publish(server)
+    client = await start(join=bootstrap.addresses, client=True)
+    await says_hello(client, server)
+    assert identity.peer_id in await client.fetch(KEY)
+    await server.close()
+    with pytest.raises(PeerUnreachable):
+        await client.open_channel(identity.peer_id, ECHO, 5.0)
+    moved = await start(identity, join=bootstrap.addresses)
+    assert moved.addresses != server.addresses
+    await moved.serve(ECHO, echo)
+    await publish(moved)
+    assert identity.peer_id in await client.fetch(KEY)
+    await says_hello(client, moved)
+
+
+async def test_node_that_starts_again_is_the_same_one_in_the_dht(start: Start) -> None:
+    bootstrap, identity = await start(), new_identity()
+    places = set()
+    for _ in range(2):
+        node = await start(identity, join=bootstrap.addresses)
+        places |= {
+            place
+            for place, peer in bootstrap._node._dht.protocol.routing_table.uid_to_peer_id.items()
+            if str(peer) == identity.peer_id
+        }
+        await node.close()
+    assert len(places) == 1
+
+
+async def test_node_whose_daemon_cannot_be_started_at_once_tries_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await start()
+    await server.serve(ECHO, echo)
+    client = await start(join=server.addresses)
+    failures = iter([OSError(errno.ENOSPC, "No space left"), NetworkError("identify failed")])
+    make_directory, identify = tempfile.mkdtemp, Node.addresses
+
+    def full(*args: object, **kwargs: object) -> str:
+        for error in failures:
+            raise error
+        return make_directory(*args, **kwargs)
+
+    async def no_answer(node: Node) -> tuple[str, ...]:
+        for error in failures:
+            raise error
+        return await identify(node)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    client._node.daemon._process.stdin.close()  # its guard ends it
+    await client._node.daemon.wait_gone()
+    monkeypatch.setattr(Node, "addresses", no_answer)
+    await eventually(lambda: client._node is None, within_s=5.0)
+    await says_hello(client, server)
+    assert next(failures, None) is None
+
+
+@pytest.mark.parametrize("raw", [b"\x36\x04a..b\x06\x00\x01", b"\xff\xff"])
+def test_an_address_that_hivemind_cannot_read_is_none(raw: bytes) -> None:
+    assert readable(raw) is None
+
+
+async def test_nothing_that_others_say_ends_a_node(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await start()
+    await server.serve(ECHO, echo)
+    client = await start(join=server.addresses)
+    asked = asyncio.Event()
+
+    async def confused(node: Node, peer: str) -> None:
+        asked.set()
+        raise ValueError("what a stranger said makes no sense")
+
+    monkeypatch.setattr(Node, "ping", confused)
+    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.sleep(0.1)
+    await says_hello(client, server)
+    assert not client._failed.done()
 
 
 async def test_bootstrap_that_comes_back_is_found_again(start: Start) -> None:

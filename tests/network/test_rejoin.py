@@ -1,5 +1,7 @@
 """Whom to try, in which order, how long to wait, and the list on disk."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -90,8 +92,8 @@ def test_oldest_fall_off_the_end() -> None:
 
 def test_list_comes_back_from_disk(tmp_path: Path) -> None:
     path = tmp_path / "state" / "peers.json"
-    save_peer_list(path, (known(1), known(2)))
-    assert load_peer_list(path) == (known(1), known(2))
+    save_peer_list(path, joins(9), (known(1), known(2)))
+    assert load_peer_list(path, joins(9)) == (known(1), known(2))
     assert [file.name for file in path.parent.iterdir()] == ["peers.json"]
 
 
@@ -99,15 +101,35 @@ def test_list_comes_back_from_disk(tmp_path: Path) -> None:
 def test_damaged_list_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "peers.json"
     path.write_bytes(content)
-    assert load_peer_list(path) == ()
+    assert load_peer_list(path, joins(9)) == ()
+
+
+def test_list_of_another_swarm_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    save_peer_list(path, joins(8, 9), (known(1),))
+    assert load_peer_list(path, joins(9, 8)) == (known(1),)
+    assert load_peer_list(path, joins(7)) == ()
+    assert load_peer_list(path, ()) == ()
+
+
+def test_list_on_a_disk_that_can_only_be_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    save_peer_list(tmp_path / "peers.json", joins(9), (known(1),))
+    assert "Read-only file system" in caplog.text
 
 
 def test_missing_list_is_an_empty_one(tmp_path: Path) -> None:
-    assert load_peer_list(tmp_path / "peers.json") == ()
+    assert load_peer_list(tmp_path / "peers.json", joins(9)) == ()
 
 
 def test_list_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "peers.json").mkdir()
-    save_peer_list(tmp_path / "peers.json", (known(1),))
+    save_peer_list(tmp_path / "peers.json", joins(9), (known(1),))
     assert "cannot be written" in caplog.text
     assert [file.name for file in tmp_path.iterdir()] == ["peers.json"]
