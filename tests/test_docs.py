@@ -173,6 +173,23 @@ def test_a_setting_that_there_is_not_would_be_found():
         defaults_of(command, tomllib.loads('memroy = "2GiB"'), "peer")
 
 
+UNITS = [
+    (ROOT / "bootstrap/swarm-bootstrap.service").read_text(),
+    *(block for page in PAGES for block in blocks(page, "ini") if "[Service]" in block),
+]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: re.search(r"Description=(.*)", unit)[1])
+def test_a_unit_lets_the_program_leave_before_its_network_daemon_is_ended(unit):
+    settings = unit.splitlines()
+    assert "KillMode=mixed" in settings
+    assert any(line.startswith("TimeoutStopSec=") for line in settings)
+
+
+def test_units_were_found_in_the_pages():
+    assert len(UNITS) == 2
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_of_the_page_lead_somewhere(page):
     targets = re.findall(

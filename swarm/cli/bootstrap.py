@@ -7,6 +7,7 @@ import click
 from swarm.cli.network_options import NetworkOptions, network_options
 from swarm.cli.output import print_json, print_result
 from swarm.cli.runtime import run_service
+from swarm.lifetime import until_stopped
 
 
 @click.command("bootstrap")
@@ -26,7 +27,7 @@ def command(network: NetworkOptions, until_eof: bool, as_json: bool) -> None:
             node = await Libp2pNetwork.start(config, identity)
             try:
                 _tell(identity.peer_id, node.addresses, as_json)
-                await stop.wait()
+                await until_stopped(stop, node)
             finally:
                 await node.close()
 

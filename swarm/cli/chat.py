@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swarm.client.client import Client
     from swarm.client.generation import Generation, Options
     from swarm.client.reply import Reply
-    from swarm.client.transcript import Transcript
+    from swarm.client.transcript import Line, Transcript
     from swarm.model.chat_template import Message
 
 HELP = """\
@@ -116,43 +116,51 @@ class _Chat:
                 await self._say(text)
 
     def _begin(self) -> None:
-        """A new conversation, with its own transcript."""
+        """A new conversation, with its own transcript from the first line that is said on."""
         messages: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
         self._conversation = self._client.conversation(messages)
-        if self._chats is not None:
-            model = self._client.model
-            self._transcript = self._chats.new(model.name, model.manifest, messages)
+        self._transcript = None
 
     async def _resume(self, chat_id: str) -> None:
-        from swarm.client.transcript import read_transcript
+        from swarm.client.transcript import GoOn, read_transcript
+        from swarm.model.detokenizer import StreamDecoder
 
         if self._chats is None:
             raise UsageError("--resume needs the transcript", "Leave --no-transcript out.")
-        path = self._chats.find(chat_id, self._client.model.name)
-        state = read_transcript(path)
+        self._transcript = self._chats.reopen(self._chats.find(chat_id, self._client.model.name))
+        state = read_transcript(self._transcript.path)
         self._conversation = await self._client.resume(state)
-        self._transcript = self._chats.reopen(path)
         for message in state.messages:
             click.echo(f"{'> ' if message['role'] == 'user' else ''}{message['content']}")
         if state.unfinished is not None:
             click.echo(f"> {state.unfinished.text}")
-            click.echo(self._client.model.tokenizer.decode(state.unfinished.output_ids), nl=False)
-            await self._stream(self._conversation.go_on(state.unfinished))
+            decoder = StreamDecoder(self._client.model.tokenizer)  # holds back the half of a character
+            click.echo("".join(map(decoder.push, state.unfinished.output_ids)), nl=False)
+            generation = self._conversation.go_on(state.unfinished)
+            await self._stream(generation, GoOn(len(state.unfinished.output_ids)))
 
     async def _say(self, text: str) -> None:
-        await self._stream(self._conversation.say(text, **self._limits))
+        from swarm.client.transcript import Turn
 
-    async def _stream(self, generation: "Generation") -> None:
-        """Show a reply as it comes; every token is on disk before it is shown."""
-        self._write_turn(generation)
+        generation = self._conversation.say(text, **self._limits)
+        asked = self._conversation.state().unfinished
+        if asked is not None:  # it has just begun
+            await self._stream(generation, Turn(asked))
+
+    async def _stream(self, generation: "Generation", first: "Line") -> None:
+        """Show a reply as it comes; every token is on disk before it is shown, after the `first` line."""
+        from swarm.client.transcript import End
+
         try:
+            self._write(first)
             stopped = await interruptible(self._show(generation))
+            click.echo()
+            self._write(End(complete=not stopped))
         except SwarmError as error:
+            await generation.aclose()
             click.echo()
             note(f"swarm: {error}")
             return
-        click.echo()
-        self._write_end(complete=not stopped)
         if stopped:
             await generation.aclose()
             note("Stopped.")
@@ -165,21 +173,17 @@ class _Chat:
         async for piece in generation:
             if self._transcript is not None:
                 self._transcript.place(self._conversation.context.session.export())
-                self._transcript.write(Token(piece.token_id, piece.text))
+                self._transcript.write(Token(piece.token_id, piece.text, piece.finish_reason is not None))
             click.echo(piece.text, nl=False)
 
-    def _write_turn(self, generation: "Generation") -> None:
-        from swarm.client.transcript import Turn
-
-        unfinished = self._conversation.state().unfinished
-        if self._transcript is not None and unfinished is not None and not unfinished.output_ids:
-            self._transcript.write(Turn(unfinished))
-
-    def _write_end(self, *, complete: bool) -> None:
-        from swarm.client.transcript import End
-
-        if self._transcript is not None:
-            self._transcript.write(End(complete))
+    def _write(self, line: "Line") -> None:
+        """Keep a line. The first one begins the file, so that a chat in which nothing is said leaves none."""
+        if self._chats is None:
+            return
+        if self._transcript is None:
+            model = self._client.model
+            self._transcript = self._chats.new(model.name, model.manifest, self._conversation.messages)
+        self._transcript.write(line)
 
     def _end_transcript(self) -> None:
         if self._transcript is not None:

@@ -14,6 +14,7 @@ from swarm.cli.output import note, print_json, print_result
 from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
 from swarm.errors import UsageError
+from swarm.lifetime import until_stopped
 
 if TYPE_CHECKING:
     from swarm.gateway.app import GatewayConfig
@@ -122,7 +123,7 @@ async def _serve(
         stack.push_async_callback(gateway.close)
         url = await gateway.serve()
         _tell(url, list(gateway.models), as_json)
-        await stop.wait()
+        await until_stopped(stop, clients[0].network)
         if running := gateway.gate.running:
             note(f"Stopping: {running} replies have {drain_s:.0f} s to end. Ctrl-C again stops at once.")
         await gateway.drain(drain_s)

@@ -1,19 +1,24 @@
 """How commands run: one event loop, and signals that are answered properly.
 
 A service drains at the first Ctrl-C or SIGTERM and stops at the second. A command that computes one
-thing is cancelled at once. Either way everything opened is closed before the process ends.
+thing is cancelled at once. Either way everything opened is closed before the process ends, unless
+that takes longer than the patience of a second signal.
 """
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from swarm.cli.main import EXIT_TERMINATED
 
 Result = TypeVar("Result")
+
+FORCE_AFTER_S = 3.0  # what a second signal leaves for cleaning up
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -63,13 +68,14 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], until_eof
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     serving = asyncio.ensure_future(main(stop))
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             serving.cancel()
+            _force_the_end(number)
         stop.set()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     if until_eof:
         loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stop)
     with contextlib.suppress(asyncio.CancelledError):
@@ -89,6 +95,8 @@ async def _run_command(work: Coroutine[Any, Any, Result]) -> Result:
     def on_signal(number: signal.Signals) -> None:
         received.append(number)
         task.cancel()
+        if len(received) > 1:
+            _force_the_end(number)
 
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
@@ -98,3 +106,14 @@ async def _run_command(work: Coroutine[Any, Any, Result]) -> Result:
         if received and received[0] == signal.SIGTERM:
             raise SystemExit(EXIT_TERMINATED) from None
         raise KeyboardInterrupt from None
+
+
+def _force_the_end(number: signal.Signals) -> None:
+    """End this process in a moment, whatever it does.
+
+    asyncio and the interpreter both wait for threads, and one that computes cannot be cancelled. A
+    daemon thread is waited for by neither; it goes with a process that ends in time.
+    """
+    force = threading.Timer(FORCE_AFTER_S, os._exit, [128 + number])
+    force.daemon = True
+    force.start()

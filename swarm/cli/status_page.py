@@ -12,6 +12,7 @@ from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
 from swarm.config import find_paths
 from swarm.errors import UsageError
+from swarm.lifetime import until_stopped
 
 if TYPE_CHECKING:
     from swarm.status.app import StatusPageConfig
@@ -94,7 +95,7 @@ async def _serve(
     network = await Libp2pNetwork.start(Libp2pConfig(join=join, client=True), new_identity())
     try:
         page = StatusPage(config, network, Directory(network, time.time), time.time)
-        await page.run(tell, stop.wait())
+        await page.run(tell, until_stopped(stop, network))
     finally:
         await network.close()
 

@@ -75,12 +75,29 @@ class BlockingClient:
             self._wait(generation.aclose())
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run `work` in the loop. It has ended when this returns or raises, also when a Ctrl-C raises."""
+        tasks: list[asyncio.Task[Result]] = []
+        ended = threading.Event()
+
+        def start() -> None:
+            task = self._loop.create_task(work)
+            task.add_done_callback(lambda _: ended.set())
+            tasks.append(task)
+
+        def cancel() -> None:  # after `start`, if that was reached: the loop keeps the order
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                ended.set()
+
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(start)
+            ended.wait()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(cancel)
+            ended.wait()
             raise
+        return tasks[0].result()
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -37,5 +37,7 @@ async def push(links: Sequence[Link], index: int, end: int, results_from: int) -
         return None
     if is_last:
         return output
-    links[index + 1].ledger.append(output)
+    following = links[index + 1].ledger
+    following.append(output)
+    following.mark_step(following.end)  # the shape in which its rows were computed
     return None

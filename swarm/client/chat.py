@@ -21,7 +21,11 @@ from swarm.values import ModelDigest
 
 
 class UnfinishedReply(msgspec.Struct, frozen=True):
-    """A reply that was interrupted: what was asked, and the tokens there are."""
+    """A reply that was interrupted: what was asked, and the tokens there are.
+
+    All that says how it goes on, but `Request.allowed`: a function is no data. Fields that came later
+    have defaults, so that what was kept before can be read.
+    """
 
     text: str  # of the user
     prompt_ids: tuple[int, ...]
@@ -30,6 +34,10 @@ class UnfinishedReply(msgspec.Struct, frozen=True):
     max_tokens: int | None
     stop: tuple[str, ...]
     stop_token_ids: frozenset[int]
+    min_tokens: int = 0
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    top_logprobs: int = 0
 
 
 class ConversationState(msgspec.Struct, frozen=True):
@@ -88,6 +96,10 @@ class Conversation:
             max_tokens=unfinished.max_tokens,
             stop=unfinished.stop,
             stop_token_ids=unfinished.stop_token_ids,
+            min_tokens=unfinished.min_tokens,
+            include_stop=unfinished.include_stop,
+            skip_special_tokens=unfinished.skip_special_tokens,
+            top_logprobs=unfinished.top_logprobs,
             output_ids=unfinished.output_ids,
         )
         return self._begin(unfinished.text, request)
@@ -97,7 +109,7 @@ class Conversation:
         return ConversationState(
             manifest=self.manifest,
             messages=[dict(message) for message in self.messages],
-            ids=tuple(self.context.ids),
+            ids=tuple(self.context.held_ids),
             session=self.context.session.export(),
             unfinished=self._unfinished(),
         )
@@ -135,4 +147,8 @@ class Conversation:
             max_tokens=request.max_tokens,
             stop=request.stop,
             stop_token_ids=request.stop_token_ids,
+            min_tokens=request.min_tokens,
+            include_stop=request.include_stop,
+            skip_special_tokens=request.skip_special_tokens,
+            top_logprobs=request.top_logprobs,
         )

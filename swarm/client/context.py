@@ -43,14 +43,21 @@ class Context:
         """The tokens that the peers' caches hold."""
         return self._ids
 
+    @property
+    def held_ids(self) -> Sequence[int]:
+        """Those of them that all peers hold for certain."""
+        return self._ids[: self.session.held]
+
     async def move_to(self, ids: Sequence[int]) -> torch.Tensor:
         """Hold exactly `ids` (at least one), reusing what they share with now; gives logits [vocab]."""
         kept = min(
             _shared(self._ids, ids), len(ids) - 1
         )  # the last one is fed again: its logits are asked for
         if kept < len(self._ids):
-            await self.session.rewind(kept)
-            del self._ids[kept:]
+            try:
+                await self.session.rewind(kept)
+            finally:
+                del self._ids[self.session.position :]  # hold what the session holds, however it ended
         return await self.feed(ids[kept:])
 
     async def feed(self, ids: Sequence[int]) -> torch.Tensor:
@@ -74,6 +81,7 @@ class Context:
         """End here, but let the peers keep the session for a while."""
         await self._guardian.close()
         await self.session.leave()
+        self._ids.clear()
 
     async def take_up(self, state: SessionState, ids: Sequence[int]) -> None:
         """Find again what peers still hold of an earlier process's session that held `ids`.

@@ -171,8 +171,11 @@ class Generation:
         started_at = clock()
         context = self._context = await self._open_context()
         try:
-            logits = await context.move_to([*self.request.prompt_ids, *self._token_ids])
             decoder = self._decoder()
+            if (reason := self._reason_of_kept(decoder)) is not None:
+                self._end(context, reason, 0.0, 0.0)
+                return
+            logits = await context.move_to([*self.request.prompt_ids, *self._token_ids])
             first_at = last_at = 0.0
             while True:
                 piece = self._choose(logits, decoder)
@@ -184,9 +187,7 @@ class Generation:
                     break
                 yield piece
                 logits = await context.feed([piece.token_id])
-            timing = (first_at - started_at, last_at - first_at)
-            self._reply = self._report(context, piece.finish_reason, *timing)
-            self.on_reply(self._reply)
+            self._end(context, piece.finish_reason, first_at - started_at, last_at - first_at)
             yield piece
         finally:
             if not self._keep:
@@ -221,10 +222,22 @@ class Generation:
             text += decoder.finish()
         return Piece(text, choice.token_id, choice.logprob, choice.top_logprobs, reason)
 
+    def _reason_of_kept(self, decoder: StreamDecoder) -> FinishReason | None:
+        """Why the reply had ended in the process that began it, if it had: then there is nothing to add."""
+        kept = self.request.output_ids
+        reason = self._finish_reason(kept[-1], len(kept), decoder) if kept else None
+        if reason is not None and decoder.stopped_by is None:
+            self._texts.append(decoder.finish())
+        return reason
+
     def _finish_reason(self, token_id: int, produced: int, decoder: StreamDecoder) -> FinishReason | None:
         if token_id in self.request.stop_token_ids or decoder.stopped_by is not None:
             return "stop"
         return "length" if produced >= self.max_tokens else None
+
+    def _end(self, context: Context, reason: FinishReason, ttft_s: float, decode_s: float) -> None:
+        self._reply = self._report(context, reason, ttft_s, decode_s)
+        self.on_reply(self._reply)
 
     def _report(self, context: Context, reason: FinishReason, ttft_s: float, decode_s: float) -> Reply:
         session = context.session

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from swarm.client.chain import Link
 from swarm.client.session import Session
-from swarm.client.spares import Policy, Spare, is_worth_it
+from swarm.client.spares import Policy, is_worth_it
 from swarm.errors import HopLost, NetworkError, NoRoute, SwarmError
 
 LOOK_EVERY_S = 0.5
@@ -71,6 +71,8 @@ class Guardian:
             await link.hop.keep_alive()
 
     async def _look(self, link: Link) -> None:
+        if link.hop.lost is not None:
+            return  # the session is about to replace it
         spares, spare = self.session.spares, self.session.spares.get(link)
         must_move = link.hop.leaving_in_s is not None or link in self._slow
         if spare is not None and spare.lost:
@@ -84,7 +86,7 @@ class Guardian:
                 and (must_move or self._wants_spare(link))
                 and _now() >= self._not_before.get(link, 0.0)
             ):
-                await self._prepare(link, must_move)
+                await self.session.follow(link, "active" if must_move else "spare")
         elif must_move:
             spare.max_lag = 1
             spare.wake()
@@ -93,16 +95,6 @@ class Guardian:
                 await self.session.swap(
                     link, "it is leaving" if link.hop.leaving_in_s is not None else "it is slow"
                 )
-
-    async def _prepare(self, link: Link, must_move: bool) -> None:
-        recovery = self.session.recovery
-        hops = await recovery.open_beside(link.hop, "active" if must_move else "spare")
-        if link not in self.session.links:  # it was lost or closed meanwhile
-            await asyncio.gather(*(hop.close() for hop in hops))
-            return
-        spare = Spare(hops, link.ledger, recovery.is_exact)
-        self.session.spares[link] = spare
-        spare.wake()
 
     def _wants_spare(self, link: Link) -> bool:
         if self.policy != "auto" or self.session.position == 0:

@@ -36,9 +36,12 @@ from swarm.wire.messages import (
 )
 from swarm.wire.tensors import decode_tensor, encode_tensor
 
-SLOWEST_LINK_BYTES_PER_S = 50_000.0  # below this a link counts as stalled
+ASSUMED_BYTES_PER_S = 125_000.0  # of a link nothing was measured of: 1 Mbit/s
+SLOWEST_BYTES_PER_S = 12_500.0  # below this a link counts as stalled
+SLOWER_FACTOR = 4.0  # a peer may seem silent because its link is so much slower than was thought
 DEADLINE_FACTOR = 20.0  # over the expected time of a step, beats or no beats
-DEADLINE_FLOOR_S = 20.0
+DEADLINE_FLOOR_S, LONGEST_DEADLINE_S = 20.0, 600.0
+DEEPEST_QUEUE = 100  # that is believed
 LEASE_RTTS, LONGEST_LEASE_S = 4, 3.0  # a far peer's beats may come late by some round trips
 KEEP_ALIVE_S = 15.0  # several times within what a peer tolerates
 
@@ -88,6 +91,8 @@ class Hop(Protocol):
     stats: HopStats
     rtt_s: float
     decode_s: float  # of late, for one token there and back
+    bytes_per_s: float  # of the link, as far as is known
+    rewinds: int  # of the session on the peer so far
 
     @property
     def lost(self) -> HopLost | None:
@@ -101,7 +106,7 @@ class Hop(Protocol):
         """
         ...
 
-    async def rewind(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         """Forget everything from `position` on. A loss shows at the next step."""
         ...
 
@@ -129,10 +134,19 @@ class Hop(Protocol):
 class RemoteHop:
     """An open session on one peer; see `Hop` for what each part means."""
 
-    def __init__(self, planned: PlannedHop, channel: Channel, settings: HopSettings, opened: Opened) -> None:
+    def __init__(
+        self,
+        planned: PlannedHop,
+        channel: Channel,
+        settings: HopSettings,
+        opened: Opened,
+        bytes_per_s: float = ASSUMED_BYTES_PER_S,
+    ) -> None:
+        self.bytes_per_s = bytes_per_s
         self.planned = planned
         self.position = opened.position
-        self.lease_s = opened.lease_s
+        self.rewinds = opened.rewinds
+        self.lease_s = min(opened.lease_s, settings.lease_s)
         self.leaving_in_s: float | None = None
         self.stats = HopStats()
         self.rtt_s = 0.0
@@ -160,6 +174,7 @@ class RemoteHop:
         """
         if self._stale_position:
             await self._send(Rewind(position=self.position))
+            self.rewinds += 1
             self._stale_position = False
         self._step_id += 1
         step = Step(id=self._step_id, position=self.position, tokens=len(hidden), reply_tokens=reply_tokens)
@@ -168,17 +183,20 @@ class RemoteHop:
         started_at = _now()
         try:
             await self._send(step, body)
-            output, reply = await self._answer(self._waiting.answer, started_at, len(hidden))
+            reply_bytes = len(body) * reply_tokens // len(hidden)
+            carried_s = (len(body) + reply_bytes) / self.bytes_per_s  # no beat can come meanwhile
+            output, reply = await self._answer(self._waiting.answer, started_at, len(hidden), carried_s)
         except asyncio.CancelledError:
             self._stale_position = True
             raise
         finally:
             self._waiting = None
+        result = self._decode(reply, output)
         self.position += len(hidden)
         self._note(output, len(hidden), len(body), len(reply), _now() - started_at)
-        return self._decode(reply, output)
+        return result
 
-    async def rewind(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         """Forget everything from `position` on. A loss shows at the next step."""
         if position < self.position:
             self.position = position
@@ -204,16 +222,18 @@ class RemoteHop:
 
     async def drop(self) -> None:
         """End the stream only; the peer keeps the session for a while."""
+        self._channel.close()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
-        self._channel.close()
 
     def _note(self, output: Output, tokens: int, sent: int, received: int, elapsed_s: float) -> None:
         stats = self.stats
         stats.steps += 1
         stats.tokens += tokens
         stats.compute_ms += output.compute_ms
-        stats.network_ms += max(0.0, elapsed_s * 1e3 - output.compute_ms - output.queue_ms)
+        network_s = max(1e-3, elapsed_s - (output.compute_ms + output.queue_ms) / 1e3)
+        stats.network_ms += network_s * 1e3
+        self.bytes_per_s = max(self.bytes_per_s, (sent + received) / network_s)
         stats.sent_bytes += sent
         stats.received_bytes += received
         self._s_per_token += 0.2 * (elapsed_s / tokens - self._s_per_token)
@@ -231,7 +251,7 @@ class RemoteHop:
             raise self._lost
         self._sent_at = _now()
         try:
-            async with asyncio.timeout(self.lease_s + len(body) / SLOWEST_LINK_BYTES_PER_S):
+            async with asyncio.timeout(self.lease_s + len(body) / self.bytes_per_s):
                 await self._channel.send(message, body)
         except TimeoutError:
             raise self._lose("the link is stalled") from None
@@ -239,16 +259,21 @@ class RemoteHop:
             raise self._lose("the stream broke") from None
 
     async def _answer(
-        self, answer: asyncio.Future[tuple[Output, bytes]], started_at: float, tokens: int
+        self, answer: asyncio.Future[tuple[Output, bytes]], started_at: float, tokens: int, carried_s: float
     ) -> tuple[Output, bytes]:
-        """Wait for the answer as long as the peer beats and the deadline stands."""
+        """Wait for the answer as long as the peer beats and the deadline stands.
+
+        The bytes of the step and of its answer may take `carried_s` on their way besides.
+        """
+        may_be_silent_s = self.lease_s + carried_s
         self._heard_at = max(self._heard_at, started_at)
         while True:
             now = _now()
             expected_s = self._s_per_token * tokens * (1 + self._queue_depth)
-            deadline_s = max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * expected_s)
-            silence_ends_at = self._heard_at + self.lease_s
+            deadline_s = min(LONGEST_DEADLINE_S, max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * expected_s))
+            silence_ends_at = self._heard_at + may_be_silent_s
             if now >= silence_ends_at:
+                self.bytes_per_s = max(SLOWEST_BYTES_PER_S, self.bytes_per_s / SLOWER_FACTOR)
                 raise self._lose(f"silent for {now - self._heard_at:.1f} s")
             if now >= started_at + deadline_s:
                 raise self._lose(f"no answer within {deadline_s:.0f} s")
@@ -267,7 +292,7 @@ class RemoteHop:
                 if isinstance(message, Output):
                     self._deliver(message, body)
                 elif isinstance(message, Pong):
-                    self._queue_depth = message.queue_depth
+                    self._queue_depth = max(0, min(DEEPEST_QUEUE, message.queue_depth))
                 elif isinstance(message, Leaving):
                     self.leaving_in_s = message.seconds
                 elif isinstance(message, Fault):
@@ -301,9 +326,16 @@ class RemoteHop:
 
 
 async def open_hop(
-    network: Network, planned: PlannedHop, settings: HopSettings, role: Role = "active"
+    network: Network,
+    planned: PlannedHop,
+    settings: HopSettings,
+    role: Role = "active",
+    bytes_per_s: float = ASSUMED_BYTES_PER_S,
 ) -> RemoteHop:
-    """Open a session on a peer. Raises `NetworkError`, `ProtocolError` or `SessionRefused`."""
+    """Open a session on a peer over a link of about that rate.
+
+    Raises `NetworkError`, `ProtocolError` or `SessionRefused`.
+    """
     channel = await network.open_channel(planned.peer, SESSION_PROTOCOL, settings.open_timeout_s)
     request = Open(
         wire_version=WIRE_VERSION,
@@ -339,9 +371,16 @@ async def open_hop(
     if not isinstance(answer, Opened):
         channel.close()
         raise ProtocolError(f"Peer {planned.peer} answered Open with {type(answer).__name__}")
-    hop = RemoteHop(planned, channel, settings, answer)
+    if answer.position < 0 or not answer.lease_s > 0:
+        channel.close()
+        raise ProtocolError(
+            f"Peer {planned.peer} says that it holds {answer.position} tokens, with a lease of "
+            f"{answer.lease_s} s, which cannot be"
+        )
+    hop = RemoteHop(planned, channel, settings, answer, bytes_per_s)
     hop.rtt_s = _now() - started_at
-    hop.lease_s = max(answer.lease_s, min(LONGEST_LEASE_S, answer.lease_s + LEASE_RTTS * hop.rtt_s))
+    lease_s = min(answer.lease_s, settings.lease_s)
+    hop.lease_s = max(lease_s, min(LONGEST_LEASE_S, lease_s + LEASE_RTTS * hop.rtt_s))
     return hop
 
 

@@ -73,10 +73,10 @@ class Ledger:
             self._step_ends.clear()
             return
         self._count = min(self._count, end - self.start)
-        sent = self._step_ends[-1] if self._step_ends else self.start
         while self._step_ends and self._step_ends[-1] > end:
             self._step_ends.pop()
-        self.mark_step(min(sent, self.end))  # of a step that is cut, the rest stays one
+            if self.step_start(end) < end:  # a step is cut: its shape will not come again
+                self._recalled_end = end
 
     def mark_step(self, end: int) -> None:
         """Note that a step ended at this position, the first time it does."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from swarm.client.hop import HopStats
+from swarm.client.hop import ASSUMED_BYTES_PER_S, HopStats
 from swarm.client.router import Numerics, PlannedHop
 from swarm.errors import HopLost
 from swarm.model.cache import KVCache
@@ -41,26 +41,29 @@ class LocalHop:
         self.stats = HopStats()
         self.rtt_s = 0.0
         self.decode_s = 0.0
+        self.bytes_per_s = ASSUMED_BYTES_PER_S  # nothing is sent
+        self.rewinds = 0
         self._model = model
         self._cache: KVCache = model.new_cache(planned.span)
         self._compute = compute
         self._dtype = codec_dtype
-        self._busy = asyncio.Lock()
 
     async def step(self, hidden: torch.Tensor, reply_tokens: int) -> torch.Tensor:
         """Push rows [tokens, hidden]; gives the last `reply_tokens` of the result."""
-        async with self._busy:  # a cancelled step may still be in the compute thread
-            started_at = asyncio.get_running_loop().time()
-            self._cache.rewind(self.position)
-            step = SpanStep(self._cache, hidden)
-            [output] = await asyncio.shield(
-                self._compute.run(lambda: self._model.forward([step], self.planned.span))
-            )
-            self.position += len(hidden)
-            self._note(len(hidden), asyncio.get_running_loop().time() - started_at)
+        started_at = asyncio.get_running_loop().time()
+        cache, position = self._cache, self.position
+
+        def forward() -> torch.Tensor:
+            cache.rewind(position)  # here, because a cancelled step may still be computed before
+            [output] = self._model.forward([SpanStep(cache, hidden)], self.planned.span)
+            return output
+
+        output = await asyncio.shield(self._compute.run(forward))
+        self.position += len(hidden)
+        self._note(len(hidden), asyncio.get_running_loop().time() - started_at)
         return output[len(hidden) - reply_tokens :].to(self._dtype)
 
-    async def rewind(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         """Forget everything from `position` on."""
         self.position = min(self.position, position)
 

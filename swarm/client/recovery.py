@@ -29,6 +29,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
 MAX_POSITION = 1 << 31
 
+_Place = tuple[PeerId, int]  # a peer, and the first block of what it serves of this session
 Exactness = Literal["auto", "fast", "exact"]
 LONGEST_EXACT_REPLAY_TOKENS = 512  # with "auto"; step by step, more would take too long
 
@@ -58,6 +59,7 @@ class SessionState(msgspec.Struct, frozen=True):
     epoch: int
     codec: str
     hops: tuple[PlannedHop, ...]
+    rewinds: tuple[int, ...] = ()  # of the session on each hop: more, and it is not what it was
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ class Recovery:
 
         A lost peer that is found again may still hold the session; what it holds is used.
         """
-        held = {hop.planned.peer: hop.position for hop in lost}
+        held = {(hop.planned.peer, hop.planned.span.start): hop.position for hop in lost}
         for hop in lost:
             await hop.drop()
         return await self._cover(Span(lost[0].planned.span.start, lost[-1].planned.span.end), held)
@@ -111,24 +113,34 @@ class Recovery:
 
     async def reopen(self, state: SessionState) -> list[Hop]:
         """Take up the session of an earlier process on the very peers it was on. Raises `SwarmError`."""
+        if self.local is None and any(hop.peer == LOCAL for hop in state.hops):
+            raise NoRoute("Some blocks were run by that process itself", "Allow it with --local-fallback.")
         if self.numerics is not None and any(hop.numerics != self.numerics for hop in state.hops):
             raise NoRoute(f"The conversation was not held in {self.numerics.dtype}")
         self.preferred = _common(state.hops)
         self.settings = replace(
             self.settings, session=state.session, epoch=state.epoch + EPOCHS_PER_TAKE, codec=state.codec
         )
-        hops = await self._open_all(state.hops, {hop.peer: MAX_POSITION for hop in state.hops})
+        hops = await self._open_all(
+            state.hops, {(hop.peer, hop.span.start): MAX_POSITION for hop in state.hops}
+        )
+        if tuple(hop.rewinds for hop in hops) != state.rewinds:
+            await asyncio.gather(*(hop.close() for hop in hops))
+            self.settled = False
+            raise NoRoute("The session has been cut since, so it holds something else")
         self.numerics = self.preferred
         return hops
 
-    async def _cover(self, span: Span, held: Mapping[PeerId, int]) -> list[Hop]:
-        ends_at = _now() + self.patience_s
+    async def _cover(self, span: Span, held: Mapping[_Place, int]) -> list[Hop]:
+        ends_at, wanted = _now() + self.patience_s, self.numerics
         for delay_s in _backoff(self.jitter):
             try:
                 planned = await self._plan(span)
                 self._settle(planned)
                 return await self._open_all(planned, held)
             except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
+                if not self.settled:
+                    self.numerics = wanted
                 if _now() + delay_s > ends_at:
                     raise self.routes.explain(span, error) from error
                 self.on_wait(error)
@@ -160,10 +172,13 @@ class Recovery:
         self.settings = replace(self.settings, codec=codec)
 
     async def _open_all(
-        self, planned: Sequence[PlannedHop], held: Mapping[PeerId, int], role: Role = "active"
+        self, planned: Sequence[PlannedHop], held: Mapping[_Place, int], role: Role = "active"
     ) -> list[Hop]:
-        self.settings = replace(self.settings, epoch=self.settings.epoch + 1)
-        tasks = [asyncio.create_task(self._open_one(hop, held.get(hop.peer, 0), role)) for hop in planned]
+        self.settings = settings = replace(self.settings, epoch=self.settings.epoch + 1)
+        tasks = [
+            asyncio.create_task(self._open_one(hop, settings, held.get((hop.peer, hop.span.start), 0), role))
+            for hop in planned
+        ]
         try:
             await asyncio.wait(tasks)
             errors = [error for task in tasks if (error := task.exception())]
@@ -176,11 +191,12 @@ class Recovery:
         await _abandon(tasks)
         raise errors[0]
 
-    async def _open_one(self, planned: PlannedHop, held: int, role: Role) -> Hop:
+    async def _open_one(self, planned: PlannedHop, settings: HopSettings, held: int, role: Role) -> Hop:
         if self.local is not None and planned.peer == LOCAL:
-            return await self.local.open(planned, CODECS[self.settings.codec])
+            return await self.local.open(planned, CODECS[settings.codec])
+        bytes_per_s = self.routes.bytes_per_s(planned.peer)
         try:
-            hop = await open_hop(self.network, planned, self.settings, role)
+            hop = await open_hop(self.network, planned, settings, role, bytes_per_s)
         except (NetworkError, ProtocolError, SessionRefused) as error:
             if isinstance(error, SessionRefused) and error.fault_code == "fenced":
                 # another process has taken the session over: this one goes on with one of its own
@@ -189,7 +205,7 @@ class Recovery:
                 self.routes.lost(planned.peer, str(error))
             raise
         self.routes.heard(planned.peer, hop.rtt_s)
-        await hop.rewind(held)  # what the peer did after our last certain knowledge is void
+        hop.rewind(held)  # what the peer did after our last certain knowledge is void
         return hop
 
 

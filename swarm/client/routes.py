@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from swarm.client.hop import ASSUMED_BYTES_PER_S
 from swarm.client.router import Numerics, PlannedHop, RouteHints, missing_blocks, no_route, partition, plan
 from swarm.errors import NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
+from swarm.wire.messages import WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
 
 SNAPSHOT_LIFE_S = 20.0  # older than this it is fetched anew
@@ -49,6 +51,7 @@ class Routes:
         self._snapshot: Snapshot | None = None
         self._fetched_at = 0.0
         self._rtt_ms: dict[PeerId, float] = {}
+        self._bytes_per_s: dict[PeerId, float] = {}
         self._bans: dict[PeerId, _Ban] = {}
         self._observed: dict[PeerId, _Observation] = {}
 
@@ -97,7 +100,10 @@ class Routes:
     def plan_around(self, span: Span, numerics: Numerics | None, stopgap: PeerId) -> tuple[PlannedHop, ...]:
         """The best chain over `span` by what is known, with `stopgap` for the blocks nobody hosts."""
         known = self._snapshot.online() if self._snapshot else ()
-        answering = [record for record in known if record.peer_id not in self._banned()]
+        banned = self._banned()
+        answering = [
+            record for record in known if record.peer_id not in banned and record.wire_version == WIRE_VERSION
+        ]
         kind = numerics or next(
             (Numerics(record.dtype, record.quantization) for record in answering), DEFAULT_NUMERICS
         )
@@ -129,17 +135,30 @@ class Routes:
         return next((record for record in peers if record.peer == peer), None)
 
     def heard(self, peer: PeerId, rtt_s: float) -> None:
-        """A peer answered in this time."""
-        self._bans.pop(peer, None)
+        """A peer answered in this time. That it takes a session does not mean yet that it serves it."""
         previous = self._rtt_ms.get(peer, rtt_s * 1e3)
         self._rtt_ms[peer] = previous + 0.3 * (rtt_s * 1e3 - previous)
+
+    def served(self, peer: PeerId, bytes_per_s: float) -> None:
+        """A peer answered a step, over a link of that rate: what it did before is forgiven."""
+        self._bans.pop(peer, None)
+        self._bytes_per_s[peer] = bytes_per_s
+
+    def bytes_per_s(self, peer: PeerId) -> float:
+        """The rate of the link to a peer, as far as is known."""
+        return self._bytes_per_s.get(peer, ASSUMED_BYTES_PER_S)
 
     def observed(self, peer: PeerId, span: Span, decode_s: float) -> None:
         """A peer took so long for one token through these blocks; for a while that overrules its record."""
         self._observed[peer] = _Observation(decode_s * 1e3 / len(span), _now() + OBSERVATION_LIFE_S)
 
-    def lost(self, peer: PeerId, reason: str) -> None:
-        """A peer did not answer, or refused; `reason` is a sentence for people."""
+    def lost(self, peer: PeerId, reason: str, bytes_per_s: float | None = None) -> None:
+        """A peer did not answer, or refused; `reason` is a sentence for people.
+
+        `bytes_per_s` is what its link may be no faster than, if that could be why.
+        """
+        if bytes_per_s is not None:
+            self._bytes_per_s[peer] = bytes_per_s
         now, ban = _now(), self._bans.get(peer)
         losses = ban.losses + 1 if ban else 1
         self._bans[peer] = _Ban(

@@ -18,6 +18,7 @@ from swarm.client.recovery import Recovery, Resume, SessionState
 from swarm.client.spares import Spare
 from swarm.errors import HopLost
 from swarm.values import Span
+from swarm.wire.messages import Role
 from swarm.wire.tensors import CODECS
 
 CLOSE_WAIT_S = 1.0  # for peers to free a conversation that ends
@@ -49,11 +50,19 @@ class Session:
         self._result: torch.Tensor | None = None
         self._progress = asyncio.Condition()
         self._turn = asyncio.Lock()
+        self._openings: set[asyncio.Task[list[Hop]]] = set()  # of spares
+        self._furthest: dict[int, int] = {}  # by first block: how far any hop of it has come in this advance
+        self._moved_at = 0.0
 
     @property
     def position(self) -> int:
         """How many tokens the conversation holds."""
         return self._links[0].ledger.end if self._links else 0
+
+    @property
+    def held(self) -> int:
+        """How many tokens every hop holds for certain."""
+        return min((link.hop.position for link in self._links), default=0)
 
     @property
     def links(self) -> Sequence[Link]:
@@ -83,20 +92,49 @@ class Session:
     async def rewind(self, position: int) -> None:
         """Forget everything from `position` on."""
         async with self._turn:
+            while following := [spare for spare in self.spares.values() if spare.follows]:
+                for spare in following:
+                    await spare.pause()
+            # From here on nothing waits: all is cut or, when this was cancelled before, nothing.
             for link in self._links:
                 link.ledger.truncate(position)
-                await link.hop.rewind(position)
+                link.hop.rewind(position)
             for spare in self.spares.values():
-                await spare.rewind(position)
+                spare.rewind(position)
             self._result = None
 
     async def swap(self, link: Link, reason: str) -> None:
         """Let the link's spare take its place while nothing is lost: a planned leave, or a slow peer."""
         async with self._turn:
             if link in self._links and link in self.spares:
-                self.resumes.append(Resume(self.position, link.hop.planned.peer, reason, _now()))
-                await self._promote(link)
-                self.resumes[-1].end(_now())
+                resume = Resume(self.position, link.hop.planned.peer, reason, _now())
+                self.resumes.append(resume)
+                if await self._promote(link):
+                    resume.end(_now())
+                else:
+                    self.resumes.remove(resume)
+
+    async def follow(self, link: Link, role: Role) -> None:
+        """Let a spare follow the link. Raises `SwarmError`.
+
+        Gives up when a loss has to be made good meanwhile: two takes of one session must not meet on a peer.
+        """
+        opening = asyncio.create_task(self.recovery.open_beside(link.hop, role))
+        self._openings.add(opening)
+        try:
+            await asyncio.wait({opening})
+        finally:
+            self._openings.discard(opening)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        if opening.cancelled():
+            return
+        hops = opening.result()
+        if link not in self._links or link.hop.lost is not None:
+            await asyncio.gather(*(hop.close() for hop in hops))
+            return
+        self.spares[link] = Spare(hops, link.ledger, self.recovery.is_exact)
+        self.spares[link].wake()
 
     def export(self) -> SessionState | None:
         """Where the session stands, for `take_up` by a later process; None before there is a chain."""
@@ -108,6 +146,7 @@ class Session:
             epoch=settings.epoch,
             codec=settings.codec,
             hops=tuple(link.hop.planned for link in self._links),
+            rewinds=tuple(link.hop.rewinds for link in self._links),
         )
 
     async def take_up(self, state: SessionState, end: int) -> int:
@@ -119,7 +158,7 @@ class Session:
             hops = await self.recovery.reopen(state)
             held = min(end, *(hop.position for hop in hops))
             for hop in hops:
-                await hop.rewind(held)
+                hop.rewind(held)
             self._links = [Link(hop, self._new_ledger(held)) for hop in hops]
             self._links[0].ledger = self._new_ledger()
             self._links[0].ledger.recall(self._recall(held))
@@ -149,12 +188,19 @@ class Session:
         return Ledger(settings.hidden_size, CODECS[settings.codec], start)
 
     async def _advance(self) -> None:
-        """Bring every hop to the end of the conversation, replacing those that are lost on the way."""
-        started_at = _now()
+        """Bring every hop to the end of the conversation, replacing those that are lost on the way.
+
+        Raises `NoRoute` when no hop gets any further for as long as the patience lasts.
+        """
+        started_at = self._moved_at = _now()
+        self._furthest.clear()
         self._result = None
         while lost := await self._push_all():
             for entry in lost:
                 self._note_loss(entry, started_at)
+            if _now() > self._moved_at + self.recovery.patience_s:
+                span = lost[0].link.hop.planned.span
+                raise self.recovery.routes.explain(span, lost[0].error) from lost[0].error
             rest = [entry for entry in lost if not await self._promote(entry.link)]
             for run in self._runs(rest):
                 await self._replace(run)
@@ -193,31 +239,48 @@ class Session:
                 lost.append(_Lost(link, error))
             else:
                 link.ledger.mark_step(end)
+                self._note_step(link.hop)
                 self._result = result if is_last else self._result
             async with self._progress:
                 self._progress.notify_all()
 
+    def _note_step(self, hop: Hop) -> None:
+        self.recovery.routes.served(hop.planned.peer, hop.bytes_per_s)
+        start = hop.planned.span.start
+        if hop.position > self._furthest.get(start, -1):
+            self._furthest[start], self._moved_at = hop.position, _now()
+
     def _note_loss(self, lost: _Lost, started_at: float) -> None:
+        hop = lost.link.hop
         self.resumes.append(Resume(self.position, lost.error.peer, lost.error.reason, started_at))
-        self.recovery.routes.lost(lost.link.hop.planned.peer, str(lost.error))
+        self.recovery.routes.lost(hop.planned.peer, str(lost.error), hop.bytes_per_s)
 
     async def _promote(self, link: Link) -> bool:
         """Put the link's spare in its place, if it has one that lives."""
-        spare = self.spares.pop(link, None)
+        spare = self.spares.get(link)
         if spare is None:
             return False
         if spare.lost:
+            del self.spares[link]
             await spare.close()
             return False
+        lag, exact = spare.lag, spare.exact and self.recovery.is_exact(spare.lag)
+        promoted = await spare.promote()  # cancelled here, it is still the link's spare
+        del self.spares[link]
         index = self._links.index(link)
-        exact = spare.exact and self.recovery.is_exact(spare.lag)
-        self._note_replay(link, spare.lag, exact)
-        promoted = await spare.promote()
-        answered = self._answered_by(index)  # a spare is not asked for what comes out
-        await promoted[-1].hop.rewind(promoted[-1].ledger.step_start(answered) if exact else answered)
         self._links[index : index + 1] = promoted
+        self._take_back_unanswered()  # a spare is not asked for what comes out
+        self._note_replay(link, lag, exact)
         await link.hop.close()
         return True
+
+    def _take_back_unanswered(self) -> None:
+        """Rewind every hop to where its results are known: a hop that is new may know more, or less."""
+        for index, link in reversed(list(enumerate(self._links))):
+            answered = min(self._answered_by(index), link.ledger.end)
+            if link.hop.position > answered:
+                exact = self.recovery.is_exact(self.position - answered)
+                link.hop.rewind(link.ledger.step_start(answered) if exact else answered)
 
     def _answered_by(self, index: int) -> int:
         """Up to which position the results of a link are known."""
@@ -227,24 +290,34 @@ class Session:
 
     async def _replace(self, old: Sequence[Link]) -> None:
         """Put new hops where a run of neighbouring ones was lost."""
+        for opening in self._openings:
+            opening.cancel()
         hops = await self.recovery.replace([link.hop for link in old])
+        ledgers = {link.hop.planned.span.start: link.ledger for link in old}
+        new = [Link(hop, ledgers.get(hop.planned.span.start) or self._new_ledger()) for hop in hops]
         first = self._links.index(old[0])
-        new = [Link(hop, self._new_ledger()) for hop in hops]
-        new[0].ledger = old[0].ledger
         self._links[first : first + len(old)] = new
-        if hops[0].position < old[0].ledger.start:
-            await self._begin_again()
+        spares = [self.spares.pop(link) for link in old if link in self.spares]
+        self._take_back_unanswered()
+        if any(link.hop.position < link.ledger.start for link in self._links):
+            spares += self._begin_again()
         for link in old:
             tokens = self.position - min(hop.position for hop in hops)
             self._note_replay(link, tokens, all(self._is_exact(each) for each in new))
+        await asyncio.gather(*(spare.close() for spare in spares))
 
-    async def _begin_again(self) -> None:
-        """Rebuild every ledger from the tokens: what a new hop needs was kept by nobody."""
+    def _begin_again(self) -> list[Spare]:
+        """Rebuild every ledger from the tokens, because what a new hop needs was kept by nobody.
+
+        Gives the spares, which follow the old ledgers and are to be closed.
+        """
         end = self.position
+        spares, self.spares = list(self.spares.values()), {}
         for link in self._links:
             link.ledger = self._new_ledger()
-            await link.hop.rewind(0)
+            link.hop.rewind(0)
         self._links[0].ledger.recall(self._recall(end))
+        return spares
 
     def _is_exact(self, link: Link) -> bool:
         """Whether what the link's hop has not seen is sent in the steps it was sent in at first."""

@@ -72,18 +72,22 @@ class Spare:
 
     async def pause(self) -> None:
         """Stop feeding; `wake` goes on. What was under way is taken back."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-            self._following = None
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
-    async def rewind(self, position: int) -> None:
-        """Forget everything from `position` on. The shared ledger is the session's to cut."""
-        await self.pause()
+    @property
+    def follows(self) -> bool:
+        """Whether it is being fed."""
+        return self._following is not None
+
+    def rewind(self, position: int) -> None:
+        """Forget everything from `position` on, while paused. The shared ledger is the session's to cut."""
         for link in self.links:
             if link is not self.links[0]:
                 link.ledger.truncate(position)
-            await link.hop.rewind(position)
+            link.hop.rewind(position)
 
     async def promote(self) -> list[Link]:
         """Hand the links over to the session; they are active from now on."""
@@ -106,7 +110,7 @@ class Spare:
                     continue
                 await self._catch_up()
         except HopLost:
-            self._following = None
+            self._following = None  # `lost` says so
 
     async def _catch_up(self) -> None:
         """Push every hop of it to the end of the ledger as it is now. Raises `HopLost`."""
@@ -116,5 +120,3 @@ class Spare:
             while link.hop.position < link.ledger.end:
                 end = link.ledger.next_end(link.hop.position, exact)
                 await push(self.links, index, end, results_from=link.ledger.end)
-                if index:  # the first ledger is the session's
-                    link.ledger.mark_step(end)

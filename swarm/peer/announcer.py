@@ -6,6 +6,7 @@ rest. Sequence numbers grow with the clock, so they grow across restarts, too.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -58,7 +59,7 @@ class Announcer:
         self.profile = profile
         self.state: State = "joining"
         self.load: Callable[[], Load] = Load
-        self.announced_at: float | None = None  # when the directory last took the record
+        self.announced_at: float | None = None  # when the record that the directory took last was issued
         self._directory = directory
         self._now = now
         self._sequence = 0
@@ -69,17 +70,25 @@ class Announcer:
             await self.announce()
             await asyncio.sleep(RECORD_LIFE_S / 3)
 
+    @property
+    def record_age_s(self) -> float:
+        """How old the newest record is that the directory took; infinite when it has taken none."""
+        if self.announced_at is None:
+            return math.inf
+        return abs(self._now() - self.announced_at)  # of a clock that was set back it is no younger
+
     async def announce(self) -> bool:
         """Announce the peer as it is now; False when the directory did not take it."""
+        record = self.record()
         try:
-            accepted = await self._directory.announce(self.record())
+            accepted = await self._directory.announce(record)
+            if accepted:
+                self.announced_at = record.issued_at
             if self.state == "online":
                 await self._directory.announce_model(self.model_record())
         except NetworkError as error:
             _logger.warning("The directory did not take our record: %s", error)
             return False
-        if accepted:
-            self.announced_at = self._now()
         return accepted
 
     async def move_to(self, state: State) -> None:

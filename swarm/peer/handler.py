@@ -72,7 +72,8 @@ class SessionHandler:
         self._sessions = sessions
         self._executor = executor
         self._streams: set[_Stream] = set()
-        self._leaving = False
+        self._leaves_at: float | None = None  # by the loop's clock; None while it stays
+        self._telling: set[asyncio.Task[None]] = set()
 
     @property
     def open_streams(self) -> int:
@@ -97,14 +98,18 @@ class SessionHandler:
         finally:
             channel.close()
 
-    async def leave(self, seconds: float) -> None:
-        """Take no new sessions, and tell everybody with one to move within so many seconds."""
-        self._leaving = True
-        await asyncio.gather(*(_send(stream.channel, Leaving(seconds=seconds)) for stream in self._streams))
+    def leave(self, seconds: float) -> None:
+        """Take no new sessions, and tell everybody with one to move within so many seconds.
+
+        Waits for nobody: a client that takes nothing in is not to keep the others from being told.
+        """
+        self._leaves_at = _now() + seconds
+        for stream in self._streams:
+            self._tell_leave(stream, self._leaves_at)
 
     def stay(self) -> None:
         """Take new sessions after all."""
-        self._leaving = False
+        self._leaves_at = None
 
     def drop_streams(self) -> None:
         """Cut every stream; the sessions stay for their clients to take up again."""
@@ -121,6 +126,8 @@ class SessionHandler:
     async def _serve(self, channel: Channel) -> None:
         stream = await self._open(channel)
         self._streams.add(stream)
+        if self._leaves_at is not None:  # since it was let in
+            self._tell_leave(stream, self._leaves_at)
         try:
             await self._converse(stream)
         finally:
@@ -137,7 +144,13 @@ class SessionHandler:
         await self._executor.drain(request.session)
         session = self._sessions.open(request, _now())
         lease_s = min(max(request.lease_s, MIN_LEASE_S), MAX_LEASE_S)
-        await channel.send(Opened(position=session.position, max_tokens=session.max_tokens, lease_s=lease_s))
+        opened = Opened(
+            position=session.position,
+            max_tokens=session.max_tokens,
+            lease_s=lease_s,
+            rewinds=session.rewinds,
+        )
+        await channel.send(opened)
         return _Stream(channel, session, request.epoch, request.codec, lease_s)
 
     def _check(self, request: Open) -> None:
@@ -156,7 +169,7 @@ class SessionHandler:
             _refuse("codec", request.codec, ", ".join(CODECS))
         if not 0 < len(request.session) <= 64 or request.max_tokens <= 0 or request.epoch < 0:
             raise SessionRefused("protocol", "Open has a field out of range.", "session")
-        if self._leaving:
+        if self._leaves_at is not None:
             raise SessionRefused("draining", "This peer is leaving and takes no new sessions.")
 
     async def _converse(self, stream: _Stream) -> None:
@@ -253,7 +266,13 @@ class SessionHandler:
                 session.position,
             )
         session.cache.rewind(position)
+        session.rewinds += 1
         session.answered = None
+
+    def _tell_leave(self, stream: _Stream, leaves_at: float) -> None:
+        telling = asyncio.create_task(_send_leaving(stream.channel, leaves_at))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
 
     async def _close(self, session: PeerSession) -> None:
         await self._executor.drain(session.id)
@@ -284,6 +303,13 @@ def _fault(refusal: SessionRefused) -> Fault:
         field=refusal.field,
         expected_position=refusal.expected_position,
     )
+
+
+async def _send_leaving(channel: Channel, leaves_at: float) -> None:
+    """Say how long there is to move, as long as there is a point in it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(leaves_at):
+            await _send(channel, Leaving(seconds=max(0.0, leaves_at - _now())))
 
 
 async def _send(channel: Channel, message: Message) -> None:

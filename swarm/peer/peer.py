@@ -21,7 +21,7 @@ from swarm.peer.handler import Hosting, SessionHandler
 from swarm.peer.instruments import Instruments
 from swarm.peer.sessions import SessionLimits, SessionTable
 from swarm.peer.throughput import Throughput
-from swarm.peer.wake import watch_for_sleep
+from swarm.peer.wake import SleepWatch
 from swarm.wire.messages import SESSION_PROTOCOL
 
 EXPIRE_EVERY_S = 5.0
@@ -41,9 +41,9 @@ class Peer:
         throughput: Throughput,
         compute: Compute,
         instruments: Instruments,
-        now: Callable[[], float],
+        clock: Callable[[], float],
     ) -> None:
-        self._now = now
+        """`clock`: seconds that go on while the machine sleeps, as peer/wake.boot_clock."""
         self.announcer = announcer
         self.throughput = throughput
         self.executor = Executor(model, compute, instruments.note_step)
@@ -57,7 +57,8 @@ class Peer:
             hidden_size=model.config.hidden_size,
         )
         self.handler = SessionHandler(hosting, self.sessions, self.executor)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._sleep_watch = SleepWatch(clock)
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
         instruments.watch(
             {
                 ("sessions", "Sessions held, with or without a stream."): lambda: len(self.sessions),
@@ -68,10 +69,15 @@ class Peer:
             }
         )
 
+    @property
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """What runs while the peer serves; none of them ends before `stop` unless it fails."""
+        return self._tasks
+
     async def serve(self, network: Network) -> None:
         """Take sessions from now on, and say so in the directory."""
-        work = (self.executor.run(), self._expire(), watch_for_sleep(self._now, self._wake))
-        self._tasks = [asyncio.create_task(each) for each in work]
+        work = (self.executor.run(), self._expire(), self._sleep_watch.run(self._wake))
+        self._tasks = tuple(asyncio.create_task(each) for each in work)
         await network.serve(SESSION_PROTOCOL, self.handler)
         self.announcer.load = self._load
         await self.announcer.move_to("online")
@@ -94,6 +100,7 @@ class Peer:
 
     async def resume(self) -> None:
         """Take sessions again after a `pause`, and say so in the directory."""
+        self._sleep_watch.forget()  # all streams were cut before that sleep; those of now are new
         self.handler.stay()
         await self.announcer.move_to("online")
 
@@ -105,10 +112,10 @@ class Peer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _drain(self, within_s: float) -> None:
-        """Tell clients and directory, and return when the last client has gone or the time is up."""
+        """Tell clients and directory at once, and return when the last client has gone or the time is up."""
+        self.handler.leave(within_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await self.handler.leave(within_s)
                 await self.announcer.move_to("draining")
                 while self.handler.active_streams:  # noqa: ASYNC110 - they end in many places
                     await asyncio.sleep(LEAVE_CHECK_S)
@@ -138,5 +145,8 @@ class Peer:
 
 
 def _is_on_battery() -> bool:
-    battery = psutil.sensors_battery()
+    try:
+        battery = psutil.sensors_battery()
+    except (OSError, AttributeError):  # not told here: no /sys/class/power_supply, as in a container
+        return False
     return battery is not None and not battery.power_plugged

@@ -4,6 +4,7 @@ The one place where a peer's parts meet the real network, disk and clock.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from swarm.lifetime import stopped_by_hangup, until_stopped
 from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
@@ -22,8 +24,7 @@ from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
-from swarm.network.transport import Network
-from swarm.peer.announcer import Announcer, Profile
+from swarm.peer.announcer import RECORD_LIFE_S, Announcer, Profile
 from swarm.peer.instruments import Instruments
 from swarm.peer.monitor import Monitor
 from swarm.peer.peer import Peer
@@ -31,6 +32,7 @@ from swarm.peer.placement import blocks_that_fit, check_fits, choose_span, cover
 from swarm.peer.sessions import SessionLimits
 from swarm.peer.sleep import follow_sleep
 from swarm.peer.throughput import Throughput, measure
+from swarm.peer.wake import boot_clock
 from swarm.security.identity import Identity
 from swarm.security.manifest import Manifest
 from swarm.values import PeerId, Span
@@ -89,9 +91,10 @@ class _Stopped(Exception):
 
 
 async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
-    """Run a peer until `stop` is set. Raises the `SwarmError` that keeps it from starting."""
+    """Run a peer until `stop` is set or its terminal is closed. Raises what keeps it from that."""
     plan = await asyncio.to_thread(_make_plan, config)
     async with AsyncExitStack() as stack:
+        stack.enter_context(stopped_by_hangup(stop))
         network = await Libp2pNetwork.start(config.network, identity)
         stack.push_async_callback(network.close)
         directory = OwnDirectory(network, identity, time.time)
@@ -113,28 +116,18 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         except _Stopped:
             return
         limits = SessionLimits(plan.cache_bytes, plan.config.context_length)
-        peer = Peer(model, announcer, limits, throughput, compute, instruments, time.time)
+        peer = Peer(model, announcer, limits, throughput, compute, instruments, boot_clock)
+        stack.push_async_callback(peer.stop)
         await peer.serve(network)
         events.on_online(announcer.profile, throughput)
         following = asyncio.create_task(follow_sleep(peer.pause, peer.resume))
         stack.callback(following.cancel)
-        await _until_stopped(network, stop)
+        await until_stopped(stop, network, [announcing, following, *peer.tasks])
         following.cancel()
-        events.on_leaving(config.drain_s)
+        with contextlib.suppress(OSError):  # a terminal that was closed cannot be written to
+            events.on_leaving(config.drain_s)
         announcing.cancel()
         await peer.leave(config.drain_s)
-
-
-async def _until_stopped(network: Network, stop: asyncio.Event) -> None:
-    """Wait until told to stop. Raises what ended the network for good, if that comes first."""
-    stopped, failed = asyncio.create_task(stop.wait()), asyncio.create_task(network.wait_failed())
-    try:
-        await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            raise failed.result()
-    finally:
-        stopped.cancel()
-        failed.cancel()
 
 
 def _make_plan(config: PeerConfig) -> _Plan:
@@ -191,7 +184,7 @@ async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) 
 
 async def _take_back(announcer: Announcer) -> None:
     """Do not leave a promise in the directory that this peer could not keep."""
-    if announcer.state == "joining" and announcer.announced_at is not None:
+    if announcer.state != "draining" and announcer.announced_at is not None:
         await announcer.withdraw()
 
 
@@ -230,4 +223,7 @@ def _reasons(announcer: Announcer) -> list[str]:
         reasons.append(f"the peer is {announcer.state}")
     if announcer.announced_at is None:
         reasons.append("the directory has not taken the record")
+    elif announcer.record_age_s >= RECORD_LIFE_S:
+        age_s = announcer.record_age_s
+        reasons.append(f"the record has expired: the one that the directory took last is {age_s:.0f} s old")
     return reasons

@@ -26,6 +26,7 @@ class PeerSession:
     spare: bool
     last_used: float
     attached: bool = True
+    rewinds: int = 0
     answered: tuple[Output, bytes] | None = field(default=None, repr=False)  # of the last step
 
     @property

@@ -25,6 +25,7 @@ from swarm.peer.message_bus import MessageBus, open_bus
 
 ALLOWED_SHARE = 0.8  # of the delay that the system grants; it does not wait a moment longer
 ANSWER_TIMEOUT_S = 10.0
+RETRY_S = 30.0  # after a bus that did not answer, or that was lost
 
 _LOGIND = DBusAddress("/org/freedesktop/login1", "org.freedesktop.login1", "org.freedesktop.login1.Manager")
 _SIGNAL = "PrepareForSleep"
@@ -38,25 +39,44 @@ async def follow_sleep(
 ) -> None:
     """Call `on_sleep(seconds it has)` before each sleep and `on_wake()` after it, until cancelled.
 
-    Returns, and says why, where the system does not tell. `bus` is a D-Bus address, or SYSTEM.
+    Returns, and says why, where the system does not tell. Where it did and no longer does, or does not
+    answer in time, as just after a sleep, it is asked again. `bus` is a D-Bus address, or SYSTEM.
     """
+    while True:
+        told = False
+        try:
+            async with _open_logind(bus) as logind:
+                told = True
+                await _follow(logind, on_sleep, on_wake)
+        except _UNAVAILABLE as error:
+            reason = str(error) or "no answer in time"
+            _logger.info(
+                "Not told when this machine goes to sleep, so sessions cannot move before: %s", reason
+            )
+            if not told and not isinstance(error, TimeoutError):
+                return
+        await asyncio.sleep(RETRY_S)
+
+
+async def _follow(
+    logind: "_Logind", on_sleep: Callable[[float], Awaitable[None]], on_wake: Callable[[], Awaitable[None]]
+) -> None:
+    """Follow until the bus is lost, which ends a sleep, too. Raises one of `_UNAVAILABLE`."""
     asleep = False
     try:
-        async with _open_logind(bus) as logind:
-            while True:
-                if await logind.next_signal():
-                    asleep = True
-                    await on_sleep(logind.delay_s * ALLOWED_SHARE)
-                    logind.release()
-                else:
-                    await logind.hold()
-                    asleep = False
-                    await on_wake()
-    except _UNAVAILABLE as error:
-        reason = str(error) or "no answer in time"
-        _logger.info("Not told when this machine goes to sleep, so sessions cannot move before: %s", reason)
-    if asleep:
-        await on_wake()
+        while True:
+            if await logind.next_signal():
+                asleep = True
+                await on_sleep(logind.delay_s * ALLOWED_SHARE)
+                logind.release()
+            else:
+                await logind.hold()
+                asleep = False
+                await on_wake()
+    except _UNAVAILABLE:
+        if asleep:
+            await on_wake()
+        raise
 
 
 @dataclass(slots=True)

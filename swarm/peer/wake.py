@@ -1,22 +1,41 @@
-"""Notices that this machine slept, or this process was frozen.
+"""Notices that this machine slept, or this process was frozen: a tick came far too late.
 
-While a machine sleeps the wall clock goes on and the monotonic clock may not; while a process is
-frozen both do, and the event loop does not. Either shows as a tick that took far too long.
+Told by a clock that goes on in both and that nobody can set. By the wall clock a correction of the time
+would look like a sleep, and asyncio's own clock stands still while the machine sleeps.
 """
 
 import asyncio
+import sys
+import time
 from collections.abc import Awaitable, Callable
 
 TICK_S = 1.0
 SLEPT_S = 3.0  # more than this late is no busy machine: clients have given the sessions up by then
 
 
-async def watch_for_sleep(now: Callable[[], float], on_wake: Callable[[float], Awaitable[None]]) -> None:
-    """Call `on_wake(seconds)` after each sleep, until cancelled. `now` is the wall clock."""
-    clock = asyncio.get_running_loop().time
-    while True:
-        wall, monotonic = now(), clock()
-        await asyncio.sleep(TICK_S)
-        late_s = max(now() - wall, clock() - monotonic) - TICK_S
-        if late_s > SLEPT_S:
-            await on_wake(late_s)
+def boot_clock() -> float:
+    """Seconds since some moment, with those in which the machine slept."""
+    # macOS has mach_continuous_time under the name of a clock that on Linux stands still during sleep
+    clock = time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC_RAW
+    return time.clock_gettime(clock)
+
+
+class SleepWatch:
+    """Watches a clock such as `boot_clock`. `run` until cancelled."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ticked_at = clock()
+
+    def forget(self) -> None:
+        """What was slept until now is known already."""
+        self._ticked_at = self._clock()
+
+    async def run(self, on_wake: Callable[[float], Awaitable[None]]) -> None:
+        """Call `on_wake(seconds)` after each sleep."""
+        while True:
+            self._ticked_at = self._clock()
+            await asyncio.sleep(TICK_S)
+            late_s = self._clock() - self._ticked_at - TICK_S
+            if late_s > SLEPT_S:
+                await on_wake(late_s)

@@ -67,23 +67,27 @@ class StatusPage:
         self.observer.on_news = self._news.set
 
     async def run(self, on_listening: Callable[[str], None], stop: Awaitable[object]) -> None:
-        """Serve until `stop` is done; `on_listening` is given the page's address. Raises `PortInUse`."""
+        """Serve until `stop` is done; `on_listening` is given the page's address.
+
+        Raises `PortInUse`, and what `stop` raises.
+        """
+        stopping = asyncio.ensure_future(stop)
         async with AsyncExitStack() as stack:
+            stack.callback(stopping.cancel)
             stack.callback(self._history.close)
             stack.callback(self._thread.shutdown)
             on_listening(await self._listen(stack))
             tasks = [
                 asyncio.ensure_future(work) for work in (self.observer.run(), self._keep(), self._show())
             ]
-            stopping = asyncio.ensure_future(stop)
             try:
                 done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
-                for task in (stopping, *tasks):
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(stopping, *tasks, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self, stack: AsyncExitStack) -> str:
         config = self._config

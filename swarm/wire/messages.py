@@ -45,6 +45,7 @@ class Opened(Message, tag="opened", frozen=True, kw_only=True):
     position: int
     max_tokens: int
     lease_s: float  # the peer beats four times within it while a step is out
+    rewinds: int = 0  # of the session so far: as many as its client knows of, if nobody else has used it
 
 
 class Step(Message, tag="step", frozen=True, kw_only=True):

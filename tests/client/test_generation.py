@@ -48,6 +48,30 @@ def test_a_reply_that_was_begun_before_goes_on_as_it_would_have(play):
     assert rest.text == whole.text
 
 
+@pytest.mark.parametrize("ended_by", ["stop token", "stop text", "limit", "context"])
+def test_a_reply_that_had_ended_before_is_complete_without_a_step(play, ended_by):
+    free = reply_of(play, max_tokens=8)
+    prompt, limits = {
+        "stop token": (PROMPT, {"stop_token_ids": frozenset({free.token_ids[4]})}),
+        "stop text": (PROMPT, {"stop": (free.text[2:4],), "include_stop": True}),
+        "limit": (PROMPT, {"max_tokens": 6}),
+        "context": ([65] * 240, {}),
+    }[ended_by]
+    limits = {"stop_token_ids": frozenset()} | limits
+
+    async def scene(swarm):
+        client = swarm.client()
+        whole = await client.generate(prompt, **limits)
+        again = client.generate(prompt, output_ids=whole.token_ids, **limits)
+        pieces = [piece async for piece in again]
+        return whole, again.reply, pieces
+
+    whole, again, pieces = play(scene)
+    assert (pieces, again.hops) == ([], ())
+    assert (again.token_ids, again.text) == (whole.token_ids, whole.text)
+    assert again.finish_reason == whole.finish_reason
+
+
 def test_the_likeliest_alternatives_come_with_each_piece(play):
     async def scene(swarm):
         generation = swarm.client().generate(

@@ -29,7 +29,7 @@ def exact_ends(ledger: Ledger) -> list[int]:
     return ends[1:]
 
 
-def test_truncating_forgets_rows_and_cuts_the_step_that_held_the_last_of_them():
+def test_truncating_forgets_rows_and_the_steps_that_held_them():
     ledger = Ledger(4, torch.float32)
     ledger.append(rows(0, 10))
     for end in (4, 8):
@@ -37,7 +37,8 @@ def test_truncating_forgets_rows_and_cuts_the_step_that_held_the_last_of_them():
     ledger.truncate(6)
     ledger.append(rows(6, 9))
     assert ledger.end == 9
-    assert exact_ends(ledger) == [4, 6, 9]
+    assert exact_ends(ledger) == [4, 9]
+    assert [ledger.knows_steps_since(position) for position in (0, 5, 6)] == [False, False, True]
 
 
 def test_rows_that_were_never_sent_belong_to_no_step():
@@ -47,6 +48,7 @@ def test_rows_that_were_never_sent_belong_to_no_step():
     ledger.truncate(6)
     ledger.append(rows(6, 9))
     assert exact_ends(ledger) == [4, 9]
+    assert ledger.knows_steps_since(0)
 
 
 def test_steps_are_repeated_as_they_were_first_sent_or_in_chunks():

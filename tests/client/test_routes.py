@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from swarm.client.hop import ASSUMED_BYTES_PER_S
 from swarm.client.router import Numerics
 from swarm.client.routes import (
     FETCH_TIMEOUT_S,
@@ -176,14 +177,27 @@ def test_the_error_tells_why_the_missing_blocks_are_missing():
     assert told.startswith("No live peer hosts blocks 0:3 (peer a was lost: the stream broke).")
 
 
-def test_a_peer_that_answers_again_is_forgiven():
+def test_a_peer_is_forgiven_when_it_serves_again_not_when_it_only_takes_a_session():
     async def scene(routes):
         await routes.refresh()
         routes.lost(A, "it is gone")
         routes.heard(A, 0.001)
-        return await peers(routes)
+        taken = await peers(routes)
+        routes.served(A, 1e6)
+        return taken + await peers(routes)
 
-    assert with_routes(Book(record("a", decode_tokens_per_s=500.0), record("b")), scene) == ["a"]
+    assert with_routes(Book(record("a", decode_tokens_per_s=500.0), record("b")), scene) == ["b", "a"]
+
+
+def test_the_rate_of_a_link_is_what_was_measured_or_what_a_loss_makes_likely():
+    async def scene(routes):
+        rates = [routes.bytes_per_s(A)]
+        routes.served(A, 1e6)
+        rates.append(routes.bytes_per_s(A))
+        routes.lost(A, "it was silent", 5e5)
+        return [*rates, routes.bytes_per_s(A)]
+
+    assert with_routes(Book(record("a")), scene) == [ASSUMED_BYTES_PER_S, 1e6, 5e5]
 
 
 def test_measured_round_trips_decide_between_equal_peers():

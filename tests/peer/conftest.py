@@ -31,12 +31,14 @@ def play(tiny_directory: Path) -> Callable[..., Result]:
 
     def run(scene: Play[Result], cost_s: float = 0.0) -> Result:
         async def main() -> Result:
-            loop = asyncio.get_running_loop()
+            loop, naps_s = asyncio.get_running_loop(), [0.0]
             swarm = InProcessSwarm(
-                tiny_directory, now=lambda: 1e9 + loop.time(), compute=lambda: InlineCompute(cost_s)
+                tiny_directory,
+                now=lambda: 1e9 + loop.time() + sum(naps_s),
+                compute=lambda: InlineCompute(cost_s),
             )
             async with swarm:
-                return await scene(Scene(swarm, await swarm.add_peer(Span(1, 4))))
+                return await scene(Scene(swarm, await swarm.add_peer(Span(1, 4)), naps_s.append))
 
         return run_virtual(main())
 

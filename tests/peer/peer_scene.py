@@ -1,5 +1,6 @@
 """One real peer over a tiny model on the memory network, and a stranger who opens streams to it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,7 @@ class Scene:
 
     swarm: InProcessSwarm
     hosted: HostedPeer
+    sleep: Callable[[float], None]  # the machines sleep: every clock goes on but that of the loop
 
     async def stream(self) -> Stream:
         """A new stream, from a node of its own."""

@@ -277,10 +277,37 @@ def test_a_later_take_fences_the_earlier_one_off(play):
 def test_a_leaving_peer_says_so_and_takes_no_new_session(play):
     async def scene(s):
         stream = await s.session()
-        await s.hosted.peer.handler.leave(30.0)
+        s.hosted.peer.handler.leave(30.0)
         told, _ = await stream.channel.receive()
         refused, _ = await (await s.stream()).ask(s.open(session="new"))
         answer, _ = await stream.push(1, 0, rows(1))
         return told, (refused.code, refused.retryable), type(answer)
 
     assert play(scene) == (Leaving(seconds=30.0), ("draining", True), Output)
+
+
+def test_a_client_that_was_let_in_just_before_the_leave_is_told_of_it_too(play):
+    async def scene(s):
+        earlier = await s.session()
+        await earlier.channel.send(Step(id=1, position=0, tokens=1, reply_tokens=1), bytes(HIDDEN * 4))
+        await asyncio.sleep(1)
+        later = await s.stream()
+        await later.channel.send(s.open(epoch=1))  # waits for what runs of the session
+        await asyncio.sleep(1)
+        s.hosted.peer.handler.leave(30.0)
+        return [(await later.channel.receive()).message for _ in range(2)]
+
+    opened, told = play(scene, cost_s=5.0)
+    assert isinstance(opened, Opened)
+    assert isinstance(told, Leaving)
+    assert 25 < told.seconds < 30
+
+
+def test_a_peer_that_stays_after_all_tells_nobody_who_comes_then(play):
+    async def scene(s):
+        s.hosted.peer.handler.leave(30.0)
+        s.hosted.peer.handler.stay()
+        stream = await s.session()
+        return type((await stream.ask(Ping(id=1)))[0])
+
+    assert play(scene) is Pong

@@ -1,17 +1,20 @@
 """What a peer decides before it serves: which blocks fit, which to take, and when it is ready."""
 
 import asyncio
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from swarm.errors import BrokenModel, DoesNotFit, UsageError
+from swarm.errors import BrokenModel, DoesNotFit, NetworkError, UsageError
 from swarm.model.config import read_config
 from swarm.model.dtypes import parse_dtype
 from swarm.model.weights import span_size_bytes
 from swarm.network.directory import OwnDirectory
 from swarm.network.libp2p import Libp2pConfig
 from swarm.network.memory import MemorySwarm
-from swarm.peer.announcer import Announcer
+from swarm.peer.announcer import RECORD_LIFE_S, Announcer
+from swarm.peer.peer import _is_on_battery
 from swarm.peer.program import PeerConfig, _choose_span, _make_plan, _profile, _reasons, _take_back
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.clock import run_virtual
@@ -121,3 +124,71 @@ def test_a_peer_is_ready_when_it_is_online_and_the_directory_knows(tiny_director
         ["the peer is joining"],
         [],
     ]
+
+
+def test_a_peer_whose_records_the_directory_takes_no_more_is_ready_until_the_last_one_has_expired(
+    tiny_directory,
+):
+    async def main():
+        net = network()
+        peer, loop = Joining(net, new_identity(), config(tiny_directory)), asyncio.get_running_loop()
+        announcing = asyncio.create_task(peer.announcer.run())
+        await peer.announcer.move_to("online")
+        await asyncio.sleep(60.5)
+        net.store = lambda key, entry: False  # every node refuses what it is given
+        seen = [(loop.time(), _reasons(peer.announcer))]
+        while loop.time() < 120:
+            await asyncio.sleep(0.5)
+            if seen[-1][1] != (reasons := _reasons(peer.announcer)):
+                seen.append((loop.time(), reasons))
+        del net.store
+        await asyncio.sleep(10)
+        announcing.cancel()
+        return seen[:2], _reasons(peer.announcer)
+
+    [(_, before), (expired_at, after)], recovered = run_virtual(main())
+    assert (before, recovered) == ([], [])
+    assert after == ["the record has expired: the one that the directory took last is 30 s old"]
+    assert expired_at == pytest.approx(60 + RECORD_LIFE_S, abs=1)
+
+
+def test_a_record_of_a_time_to_come_counts_as_one_as_old():
+    """The clock was set back: what the directory took then it does not know any more."""
+    clock = [5000.0]
+    announcer = Announcer(OwnDirectory(None, None, lambda: clock[0]), None, lambda: clock[0])
+    announcer.announced_at = 5000.0
+    clock[0] -= 3600
+    assert announcer.record_age_s == 3600
+
+
+def test_a_model_record_that_is_not_taken_leaves_the_peer_ready(tiny_directory, monkeypatch):
+    async def refuse(self, record):
+        raise NetworkError("The directory did not answer in time")
+
+    monkeypatch.setattr(OwnDirectory, "announce_model", refuse)
+
+    async def main():
+        peer = Joining(network(), new_identity(), config(tiny_directory))
+        await peer.announcer.move_to("online")
+        return _reasons(peer.announcer)
+
+    assert run_virtual(main()) == []
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "/sys/class/power_supply"), None])
+def test_a_machine_that_does_not_tell_of_a_battery_has_none(monkeypatch, error):
+    def fail():
+        raise error
+
+    if error is None:
+        monkeypatch.delattr(psutil, "sensors_battery", raising=False)
+    else:
+        monkeypatch.setattr(psutil, "sensors_battery", fail)
+    assert _is_on_battery() is False
+
+
+@pytest.mark.parametrize(("plugged", "on_battery"), [(True, False), (False, True)])
+def test_a_machine_is_on_battery_when_no_power_is_plugged_in(monkeypatch, plugged, on_battery):
+    battery = SimpleNamespace(power_plugged=plugged)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery)
+    assert _is_on_battery() is on_battery

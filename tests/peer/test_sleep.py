@@ -24,6 +24,7 @@ from jeepney import (
 from jeepney.fds import FileDescriptor
 from jeepney.io.blocking import open_dbus_connection
 
+from swarm.peer import sleep
 from swarm.peer.sleep import follow_sleep
 
 NAME = "org.freedesktop.login1"
@@ -61,6 +62,7 @@ class Logind:
 
     def __init__(self, bus: Bus, *, refuses: bool = False) -> None:
         self._refuses = refuses
+        self.silent = False  # takes calls and does not answer, like a system that is busy waking up
         self._locks: list[int] = []  # our ends; the other end closed is a lock released
         self.asked: list[tuple[str, ...]] = []
         self._connection = open_dbus_connection(bus.address, enable_fds=True)
@@ -102,6 +104,8 @@ class Logind:
             self._connection.send(new_method_return(call, "v", (("t", 5_000_000),)))
             return
         self.asked.append(call.body)
+        if self.silent:
+            return
         if self._refuses:
             denied = "org.freedesktop.DBus.Error.AccessDenied"
             self._connection.send(new_error(call, denied, "s", ("not here",)))
@@ -218,13 +222,31 @@ async def test_a_peer_that_stops_holds_no_lock_any_more(bus, logind):
     await until(lambda: logind.held == 0)
 
 
-async def test_a_bus_that_dies_while_the_machine_sleeps_counts_as_waking(bus, logind):
+async def test_a_bus_that_dies_while_the_machine_sleeps_counts_as_waking(bus, logind, monkeypatch):
+    monkeypatch.setattr(sleep, "RETRY_S", 0.1)
     async with following(bus, logind) as follower:
         logind.prepare_for_sleep(True)
         await until(lambda: logind.held == 0)
         bus.daemon.kill()
         await asyncio.wait_for(follower.task, 10)
     assert [event for event, _ in follower.told] == ["sleep", "wake"]
+
+
+async def test_a_logind_that_does_not_answer_just_after_a_sleep_is_asked_again(bus, logind, monkeypatch):
+    monkeypatch.setattr(sleep, "ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sleep, "RETRY_S", 0.2)
+    async with following(bus, logind) as follower:
+        logind.prepare_for_sleep(True)
+        await until(lambda: logind.held == 0)
+        logind.silent = True
+        logind.prepare_for_sleep(False)
+        await until(lambda: len(follower.told) == 2)
+        await until(lambda: len(logind.asked) == 4)  # and does not answer when asked again, either
+        logind.silent = False
+        await until(lambda: logind.held == 1)
+        logind.prepare_for_sleep(True)
+        await until(lambda: len(follower.told) == 3)
+    assert [event for event, _ in follower.told] == ["sleep", "wake", "sleep"]
 
 
 async def nobody(*_: float) -> None:

@@ -2,9 +2,14 @@
 
 import asyncio
 
+import pytest
+import torch
+
 from swarm.client.chat import ConversationState
 from swarm.client.client import ClientOptions
+from swarm.errors import NoRoute
 from swarm.model.compute import InlineCompute
+from swarm.network.memory import Link
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
 
@@ -111,3 +116,51 @@ def test_it_prefers_its_own_number_format_when_its_peers_are_gone(virtual_swarm)
             return kinds
 
     assert run_virtual(run()) == {"bf16"}
+
+
+def test_a_state_older_than_a_cut_does_not_take_the_session_for_its_own(virtual_swarm, reference):
+    async def run():
+        async with virtual_swarm(compute=lambda: InlineCompute(0.01)) as swarm:
+            await swarm.add_peers([Span(0, 3), Span(3, 6)])
+            client = swarm.client(NO_SPARES)
+            conversation = client.conversation()
+            await conversation.say(STORY, **OPTIONS)
+            state = conversation.state()
+            shared = list(state.ids[:20])
+            await conversation.context.move_to([*shared, *range(3, 100)])
+            await client.network.close()
+            await asyncio.sleep(0.5)
+            resumed = await swarm.client(NO_SPARES).resume(ConversationState.from_bytes(state.to_bytes()))
+            held = resumed.context.session.position
+            logits = await resumed.context.move_to(state.ids)
+            await resumed.close()
+            return held, list(state.ids), int(logits.argmax())
+
+    held, ids, token = run_virtual(run())
+    assert held == 0
+    assert token == reference.reply(ids, 1)[0]
+
+
+def test_what_some_peers_have_not_got_yet_is_not_taken_for_held(virtual_swarm):
+    async def run():
+        async with virtual_swarm(compute=lambda: InlineCompute(0.01)) as swarm:
+            [_, last] = await swarm.add_peers([Span(0, 3), Span(3, 6)])
+            client = swarm.client(ClientOptions(spares="off", patience_s=3.0))
+            conversation = client.conversation()
+            context = conversation.context
+            await context.move_to(list(range(3, 100)))
+            swarm.net.set_links(client.network.peer_id, last.id, Link(cut=True))
+            other = [*range(3, 20), *range(40, 120)]
+            with pytest.raises(NoRoute):
+                await context.move_to(other)
+            state = conversation.state()
+            await client.network.close()
+            resumed = await swarm.client(NO_SPARES).resume(ConversationState.from_bytes(state.to_bytes()))
+            fresh = swarm.client(NO_SPARES).conversation()
+            logits = [await each.context.move_to(other) for each in (resumed, fresh)]
+            await asyncio.gather(resumed.close(), fresh.close())
+            return list(state.ids), other, logits
+
+    ids, other, (logits, expected) = run_virtual(run())
+    assert ids == other[: len(ids)]
+    assert torch.allclose(logits, expected, atol=1e-4)

@@ -1,11 +1,14 @@
 """A conversation goes on in a later process: from what the peers still hold, or rebuilt."""
 
 import asyncio
+import dataclasses
 
+import msgspec
 import pytest
 
-from swarm.client.chat import ConversationState
+from swarm.client.chat import ConversationState, UnfinishedReply
 from swarm.client.client import ClientOptions
+from swarm.client.generation import Request
 from swarm.client.transcript import Begin, End, Token, Transcript, Turn, read_transcript
 from swarm.errors import BrokenTranscript, ManifestMismatch
 from swarm.model.compute import InlineCompute
@@ -72,6 +75,30 @@ def test_a_session_that_one_peer_has_lost_is_rebuilt(virtual_swarm, reference):
     assert sent_again > len(prompt)
 
 
+@pytest.mark.parametrize("ends_by", ["leave", "close"])
+def test_the_peers_keep_a_session_that_was_left_and_not_one_that_was_closed(
+    virtual_swarm, reference, ends_by
+):
+    async def run():
+        async with virtual_swarm() as swarm:
+            await swarm.add_peers([Span(0, 3), Span(3, 6)])
+            conversation = swarm.client(NO_SPARES).conversation()
+            await conversation.say("Hello", **OPTIONS)
+            state = conversation.state()
+            await (conversation.leave() if ends_by == "leave" else conversation.close())
+            await asyncio.sleep(1)
+            conversation = await swarm.client(NO_SPARES).resume(state)
+            held, known = conversation.context.session.position, len(state.ids)
+            generation = conversation.say("And?", **OPTIONS)
+            ids = [piece.token_id async for piece in generation]
+            await conversation.close()
+            return held, known, generation.request.prompt_ids, ids
+
+    held, known, prompt, ids = run_virtual(run())
+    assert held == (known - 1 if ends_by == "leave" else 0)
+    assert ids == reference.reply(prompt, 30)
+
+
 def test_a_session_nobody_claims_is_given_up_after_a_while(virtual_swarm, reference):
     held = []
 
@@ -108,6 +135,74 @@ def test_sampling_goes_on_with_the_same_seed(virtual_swarm, reference):
     sampling = Sampling(temperature=1.0, seed=3)
     prompt, ids, _, _ = in_two_processes(virtual_swarm, nothing, OPTIONS | {"sampling": sampling})
     assert ids == reference.reply(prompt, 30, sampling)
+
+
+def undisturbed(virtual_swarm, options):
+    """The reply that `in_two_processes` interrupts."""
+
+    async def run():
+        async with virtual_swarm(compute=lambda: InlineCompute(0.01)) as swarm:
+            await swarm.add_peers([Span(0, 3), Span(3, 6)])
+            conversation = swarm.client(NO_SPARES).conversation()
+            reply = await conversation.say("Hello", **options)
+            await conversation.close()
+            return reply
+
+    return run_virtual(run())
+
+
+def test_what_says_when_a_reply_ends_still_holds_after_the_resume(virtual_swarm):
+    free = undisturbed(virtual_swarm, OPTIONS)
+    stops = OPTIONS | {"stop_token_ids": frozenset({free.token_ids[15]})}
+    assert len(undisturbed(virtual_swarm, stops).token_ids) == 16
+    options = stops | {"min_tokens": 25}
+    whole = undisturbed(virtual_swarm, options)
+    assert len(whole.token_ids) >= 25
+    _, _, resumed, _ = in_two_processes(virtual_swarm, nothing, options)
+    assert tuple(resumed) == whole.token_ids
+
+
+def test_a_reply_whose_last_token_is_there_is_complete_without_a_step(virtual_swarm):
+    async def run():
+        async with virtual_swarm() as swarm:  # with nobody to ask
+            conversation = swarm.client(NO_SPARES).conversation()
+            generation = conversation.say("Hello", max_tokens=3, stop_token_ids=frozenset())
+            asked = conversation.state().unfinished
+            await generation.aclose()
+            again = conversation.go_on(msgspec.structs.replace(asked, output_ids=(65, 66, 67)))
+            pieces = [piece async for piece in again]
+            return pieces, again.reply, conversation.messages, conversation.state().unfinished
+
+    pieces, reply, messages, unfinished = run_virtual(run())
+    assert (pieces, reply.token_ids, reply.finish_reason) == ([], (65, 66, 67), "length")
+    assert [message["content"] for message in messages] == ["Hello", reply.text]
+    assert unfinished is None
+
+
+def test_an_interrupted_reply_keeps_all_that_was_asked_for(virtual_swarm):
+    kept = {field.name for field in dataclasses.fields(Request)} - {"allowed"}  # a function is no data
+    assert kept <= set(UnfinishedReply.__struct_fields__)
+    asked = {
+        "max_tokens": 30,
+        "min_tokens": 2,
+        "stop": ("END",),
+        "stop_token_ids": frozenset({3}),
+        "include_stop": True,
+        "skip_special_tokens": False,
+        "top_logprobs": 4,
+        "sampling": Sampling(temperature=0.5, seed=7),
+    }
+
+    async def run():
+        async with virtual_swarm() as swarm:
+            conversation = swarm.client().conversation()
+            first = conversation.say("Hello", **asked)
+            saved = ConversationState.from_bytes(conversation.state().to_bytes())
+            return first.request, conversation.go_on(saved.unfinished).request
+
+    first, second = run_virtual(run())
+    assert second == first
+    assert {name: getattr(second, name) for name in asked} == asked
 
 
 def test_a_later_take_fences_the_earlier_one_off(virtual_swarm, reference):

@@ -41,9 +41,9 @@ GOLDEN: list[tuple[Message, str]] = [
         "04000000000000a4726f6c65a57370617265a57472616365a27431",
     ),
     (
-        Opened(position=7, max_tokens=4096, lease_s=2.5),
-        "84a474797065a66f70656e6564a8706f736974696f6e07aa6d61785f746f6b656e73cd1000a76c656173655f73"
-        "cb4004000000000000",
+        Opened(position=7, max_tokens=4096, lease_s=2.5, rewinds=3),
+        "85a474797065a66f70656e6564a8706f736974696f6e07aa6d61785f746f6b656e73cd1000a76c656173655f73"
+        "cb4004000000000000a7726577696e647303",
     ),
     (
         Step(id=3, position=7, tokens=2, reply_tokens=1),
