@@ -1,8 +1,8 @@
 """How commands run: one event loop, and signals that are answered properly.
 
-A service drains at the first Ctrl-C or SIGTERM and stops at the second. A command that computes one
-thing is cancelled at once. Either way everything opened is closed before the process ends, unless
-that takes longer than the patience of a second signal.
+A service drains at the first Ctrl-C or SIGTERM, or when its terminal closes, and stops at a second
+signal. A command that computes one thing is cancelled at once. Either way everything opened is closed
+before the process ends, unless that takes longer than the patience of a second signal.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from swarm.cli.main import EXIT_TERMINATED
+from swarm.lifetime import stopped_by_hangup
 
 Result = TypeVar("Result")
 
@@ -78,7 +79,7 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], until_eof
         loop.add_signal_handler(number, on_signal, number)
     if until_eof:
         loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stop)
-    with contextlib.suppress(asyncio.CancelledError):
+    with stopped_by_hangup(stop), contextlib.suppress(asyncio.CancelledError):
         await serving
 
 

@@ -39,7 +39,7 @@ from swarm.wire.tensors import decode_tensor, encode_tensor
 ASSUMED_BYTES_PER_S = 125_000.0  # of a link nothing was measured of: 1 Mbit/s
 SLOWEST_BYTES_PER_S = 12_500.0  # below this a link counts as stalled
 SLOWER_FACTOR = 4.0  # a peer may seem silent because its link is so much slower than was thought
-DEADLINE_FACTOR = 20.0  # over the expected time of a step, beats or no beats
+DEADLINE_FACTOR = 5.0  # over the expected time of a step, beats or no beats
 DEADLINE_FLOOR_S, LONGEST_DEADLINE_S = 20.0, 600.0
 DEEPEST_QUEUE = 100  # that is believed
 LEASE_RTTS, LONGEST_LEASE_S = 4, 3.0  # a far peer's beats may come late by some round trips
@@ -254,6 +254,7 @@ class RemoteHop:
             async with asyncio.timeout(self.lease_s + len(body) / self.bytes_per_s):
                 await self._channel.send(message, body)
         except TimeoutError:
+            self._assume_slower_link()
             raise self._lose("the link is stalled") from None
         except ChannelClosed:
             raise self._lose("the stream broke") from None
@@ -273,7 +274,7 @@ class RemoteHop:
             deadline_s = min(LONGEST_DEADLINE_S, max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * expected_s))
             silence_ends_at = self._heard_at + may_be_silent_s
             if now >= silence_ends_at:
-                self.bytes_per_s = max(SLOWEST_BYTES_PER_S, self.bytes_per_s / SLOWER_FACTOR)
+                self._assume_slower_link()
                 raise self._lose(f"silent for {now - self._heard_at:.1f} s")
             if now >= started_at + deadline_s:
                 raise self._lose(f"no answer within {deadline_s:.0f} s")
@@ -283,6 +284,10 @@ class RemoteHop:
                 return answer.result()
             if _now() - wake_at > self.lease_s / 2:  # it was we who slept: listen again before judging
                 self._heard_at = started_at = _now()
+
+    def _assume_slower_link(self) -> None:
+        """The bytes may only have been on their way: let the next try give them more time."""
+        self.bytes_per_s = max(SLOWEST_BYTES_PER_S, self.bytes_per_s / SLOWER_FACTOR)
 
     async def _listen(self) -> None:
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from swarm.lifetime import stopped_by_hangup, until_stopped
+from swarm.lifetime import until_stopped
 from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
@@ -91,10 +91,9 @@ class _Stopped(Exception):
 
 
 async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
-    """Run a peer until `stop` is set or its terminal is closed. Raises what keeps it from that."""
+    """Run a peer until `stop` is set. Raises what keeps it from that."""
     plan = await asyncio.to_thread(_make_plan, config)
     async with AsyncExitStack() as stack:
-        stack.enter_context(stopped_by_hangup(stop))
         network = await Libp2pNetwork.start(config.network, identity)
         stack.push_async_callback(network.close)
         directory = OwnDirectory(network, identity, time.time)
