@@ -176,6 +176,8 @@ class MemoryNetwork:
         except TimeoutError:
             raise PeerUnreachable(f"Peer {peer} did not answer within {timeout_s:g} s") from None
         self._check_open()
+        if target._closed:
+            raise PeerUnreachable(f"No stream to peer {peer}: it has left the network since it answered")
         ours, theirs = self._swarm.connect(self._peer_id, peer)
         target._tasks.start(handler, theirs)
         return ours

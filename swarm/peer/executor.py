@@ -1,10 +1,11 @@
 """Runs steps on the one compute thread, batch by batch, in the order the scheduler gives.
 
 Owns the pairing of a pending step with its tensors and its waiting caller. Knows no streams and no
-messages. A batch that fails leaves every cache where it was.
+messages. A batch that fails leaves every cache where it was, and the executor goes on.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from swarm.model.compute import Compute
 from swarm.model.span import SpanModel, SpanStep
 from swarm.peer.scheduler import SLICE_TOKENS, PendingStep, Scheduler, Slice
 from swarm.peer.sessions import PeerSession
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,11 @@ class _Job:
     """A step on its way through the scheduler."""
 
     session: PeerSession
+    position: int  # where it begins
     hidden: torch.Tensor  # [tokens, hidden]
     submitted_at: float
     done: asyncio.Future[StepResult]
+    given_up: bool = False  # while a slice of it was being computed
     outputs: list[torch.Tensor] = field(default_factory=list)
     compute_s: float = 0.0
 
@@ -52,7 +57,7 @@ class Executor:
         self._scheduler = Scheduler(32 if model.dtype == torch.float32 else SLICE_TOKENS)
         self._jobs: dict[PendingStep, _Job] = {}
         self._work = asyncio.Event()
-        self._running: frozenset[str] = frozenset()  # sessions in the batch being computed
+        self._running: frozenset[PeerSession] = frozenset()  # those in the batch being computed
         self._batch_ended = asyncio.Event()
 
     @property
@@ -70,43 +75,64 @@ class Executor:
                 continue
             await self._run_batch(batch)
 
-    async def step(self, session: PeerSession, hidden: torch.Tensor) -> StepResult:
+    def step(self, session: PeerSession, hidden: torch.Tensor) -> asyncio.Future[StepResult]:
         """Push rows [tokens, hidden] through the session's blocks. One step at a time per session.
 
-        Raises `SessionRefused` when the computation fails. If the caller is cancelled, `drain` must
-        be awaited before the session's cache is used again.
+        Queued when this returns, so that no `drain` can miss it. The future fails with
+        `SessionRefused` when the computation fails or the step is drained. If it is cancelled, `drain`
+        must be awaited before the session's cache is used again.
         """
         loop = asyncio.get_running_loop()
-        pending = PendingStep(session.id, session.span, len(hidden), session.spare)
-        job = _Job(session, hidden, loop.time(), loop.create_future())
+        pending = PendingStep(session.span, len(hidden), session.spare)
+        job = _Job(session, session.position, hidden, loop.time(), loop.create_future())
         self._jobs[pending] = job
         self._scheduler.submit(pending)
         self._work.set()
-        try:
-            return await job.done
-        finally:
-            self._jobs.pop(pending, None)
+        job.done.add_done_callback(lambda _: self._forget(pending))
+        return job.done
 
-    async def drain(self, session_id: str) -> None:
-        """Drop what waits of a session, and wait for what runs of it."""
-        self._scheduler.cancel(session_id)
-        while session_id in self._running:
+    def promote(self, session: PeerSession) -> None:
+        """What waits of a session is no spare's work any more."""
+        for pending, job in self._jobs.items():
+            if job.session is session:
+                pending.spare = False
+
+    def give_up(self, session: PeerSession, position: int) -> None:
+        """Compute no more of a session's step that begins at `position` or behind it.
+
+        Its future is cancelled, but not before what runs of it has ended.
+        """
+        for job in self._jobs.values():
+            if job.session is session and job.position >= position:
+                job.given_up = session in self._running
+                if not job.given_up:
+                    job.done.cancel()
+
+    async def drain(self, session: PeerSession) -> None:
+        """Refuse what waits of a session, and wait for what runs of it."""
+        for job in self._jobs.values():
+            if job.session is session:
+                _refuse(job, "fenced", "The step is void: its session was taken up again.")
+        while session in self._running:
             await self._batch_ended.wait()
 
     async def _run_batch(self, batch: list[Slice]) -> None:
         loop = asyncio.get_running_loop()
-        parts = [(part, self._jobs[part.step]) for part in batch if part.step in self._jobs]
+        jobs = ((part, self._jobs.get(part.step)) for part in batch)
+        parts = [(part, job) for part, job in jobs if job is not None and not job.done.done()]
         if not parts:
             return
         steps = [SpanStep(job.session.cache, job.hidden[part.start : part.end]) for part, job in parts]
         span = parts[0][0].step.span
-        self._running = frozenset(part.step.session for part, _ in parts)
+        self._running = frozenset(job.session for _, job in parts)
         self._batch_ended.clear()
         started_at = loop.time()
         try:
             outputs = await self._compute.run(lambda: self._model.forward(steps, span))
-        except (RuntimeError, MemoryError) as error:  # torch's own errors, out of memory among them
-            self._fail(parts, error)
+        except Exception as error:  # out of memory, or a bug: it ends these steps and no others
+            _logger.exception("A batch of %d steps failed", len(parts))
+            for _, job in parts:
+                _refuse(job, "compute_failed", f"The computation failed: {error}")
             return
         finally:
             self._running = frozenset()
@@ -118,6 +144,8 @@ class Executor:
     def _deliver(self, part: Slice, job: _Job, output: torch.Tensor, elapsed_s: float) -> None:
         job.outputs.append(output)
         job.compute_s += elapsed_s
+        if job.given_up:
+            job.done.cancel()
         if part.end < part.step.tokens or job.done.done():
             return
         hidden = job.outputs[0] if len(job.outputs) == 1 else torch.cat(job.outputs)
@@ -126,8 +154,14 @@ class Executor:
         job.done.set_result(result)
         self._on_step(result)
 
-    def _fail(self, parts: list[tuple[Slice, _Job]], error: Exception) -> None:
-        for part, job in parts:
-            self._scheduler.cancel(part.step.session)
-            if not job.done.done():
-                job.done.set_exception(SessionRefused("compute_failed", f"The computation failed: {error}"))
+    def _forget(self, pending: PendingStep) -> None:
+        """The step is over, in whichever way."""
+        del self._jobs[pending]
+        if pending.done_tokens < pending.tokens:
+            self._scheduler.cancel(pending)
+
+
+def _refuse(job: _Job, code: str, text: str) -> None:
+    if not job.done.done():
+        job.done.set_exception(SessionRefused(code, text))
+        job.done.exception()  # seen, even if its caller has gone

@@ -7,19 +7,20 @@ and turns every refusal into one `Fault`. Holds no session state of its own; tha
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 
 from swarm.errors import ChannelClosed, ProtocolError, SessionRefused
 from swarm.network.channel import Channel, Envelope
 from swarm.peer.executor import Executor
+from swarm.peer.inbox import Inbox
 from swarm.peer.sessions import PeerSession, SessionTable
 from swarm.values import ModelDigest, Span
 from swarm.wire.messages import (
     MAX_STEP_TOKENS,
     WIRE_VERSION,
-    AnyMessage,
     Close,
     Fault,
     Leaving,
@@ -40,6 +41,7 @@ SILENCE_S = 60.0  # a client says something at least every 15 s, or its link is 
 MIN_LEASE_S, MAX_LEASE_S = 0.2, 30.0
 BEATS_PER_LEASE = 4
 MAX_QUEUED_MESSAGES = 4  # of one session; a client that sends more without reading is cut off
+LAST_WORD_S = 5.0  # a client that takes nothing in is cut without having heard why
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class _Stream:
     epoch: int
     codec: str
     lease_s: float
+    inbox: Inbox = field(default_factory=lambda: Inbox(MAX_QUEUED_MESSAGES))
+    fenced: asyncio.Event = field(default_factory=asyncio.Event)  # a later take has begun
 
 
 class SessionHandler:
@@ -90,9 +94,9 @@ class SessionHandler:
         try:
             await self._serve(channel)
         except SessionRefused as refusal:
-            await _send(channel, _fault(refusal))
+            await _send_last(channel, _fault(refusal))
         except ProtocolError as error:
-            await _send(channel, Fault(code=error.code, text=str(error), retryable=False))
+            await _send_last(channel, Fault(code=error.code, text=str(error), retryable=False))
         except ChannelClosed:
             pass
         finally:
@@ -116,12 +120,12 @@ class SessionHandler:
         for stream in list(self._streams):
             stream.channel.close()
 
-    async def expire(self) -> None:
+    def expire(self) -> None:
         """Close the sessions that nobody uses any more."""
         for session in self._sessions.expired(_now()):
             for stream in [each for each in self._streams if each.session is session]:
                 stream.channel.close()  # its client went without a sound
-            await self._close(session)
+            self._sessions.close(session)
 
     async def _serve(self, channel: Channel) -> None:
         stream = await self._open(channel)
@@ -133,7 +137,7 @@ class SessionHandler:
         finally:
             self._streams.discard(stream)
             if stream.session.epoch == stream.epoch:
-                await self._executor.drain(stream.session.id)
+                await self._executor.drain(stream.session)
                 self._sessions.detach(stream.session, stream.epoch, _now())
 
     async def _open(self, channel: Channel) -> _Stream:
@@ -141,17 +145,29 @@ class SessionHandler:
         if not isinstance(request, Open):
             raise SessionRefused("protocol", "A stream begins with Open.", "type")
         self._check(request)
-        await self._executor.drain(request.session)
         session = self._sessions.open(request, _now())
+        self._fence()
         lease_s = min(max(request.lease_s, MIN_LEASE_S), MAX_LEASE_S)
-        opened = Opened(
-            position=session.position,
-            max_tokens=session.max_tokens,
-            lease_s=lease_s,
-            rewinds=session.rewinds,
-        )
-        await channel.send(opened)
+        try:
+            await self._executor.drain(session)
+            session.require_epoch(request.epoch)  # still: the drain may have taken long
+            opened = Opened(
+                position=session.position,
+                max_tokens=session.max_tokens,
+                lease_s=lease_s,
+                rewinds=session.rewinds,
+            )
+            await channel.send(opened)
+        except BaseException:  # nobody is there for the session, as after the end of any other stream
+            self._sessions.detach(session, request.epoch, _now())
+            raise
         return _Stream(channel, session, request.epoch, request.codec, lease_s)
+
+    def _fence(self) -> None:
+        """End the streams on whose session there is a later take now."""
+        for stream in self._streams:
+            if stream.session.epoch != stream.epoch:
+                stream.fenced.set()
 
     def _check(self, request: Open) -> None:
         hosting = self._hosting
@@ -169,59 +185,59 @@ class SessionHandler:
             _refuse("codec", request.codec, ", ".join(CODECS))
         if not 0 < len(request.session) <= 64 or request.max_tokens <= 0 or request.epoch < 0:
             raise SessionRefused("protocol", "Open has a field out of range.", "session")
+        if not 0 < request.lease_s < math.inf:
+            raise SessionRefused(
+                "protocol", f"A lease is a number of seconds above 0, not {request.lease_s}.", "lease_s"
+            )
         if self._leaves_at is not None:
             raise SessionRefused("draining", "This peer is leaving and takes no new sessions.")
 
     async def _converse(self, stream: _Stream) -> None:
-        """Read messages in one task and work on them in another, until the stream or session ends."""
-        queue: asyncio.Queue[tuple[AnyMessage, bytes]] = asyncio.Queue(MAX_QUEUED_MESSAGES)
-        reading = asyncio.create_task(self._read(stream, queue))
-        working = asyncio.create_task(self._work(stream, queue))
+        """Read messages in one task and work on them in another, until stream, session or take ends."""
+        parts = (self._read(stream), self._work(stream), stream.fenced.wait())
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            done, _ = await asyncio.wait({reading, working}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            stream.session.require_epoch(stream.epoch)
             for task in done:
                 task.result()
         finally:
-            for task in (reading, working):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, working, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, stream: _Stream, queue: asyncio.Queue[tuple[AnyMessage, bytes]]) -> None:
+    async def _read(self, stream: _Stream) -> None:
         while True:
-            message, body = await _receive_within(stream.channel, SILENCE_S)
-            if stream.session.epoch != stream.epoch:
-                raise SessionRefused("fenced", "A later take on this session exists.", "epoch")
+            envelope = await _receive_within(stream.channel, SILENCE_S)
+            stream.session.require_epoch(stream.epoch)
+            message = envelope.message
             if isinstance(message, Ping):
                 await stream.channel.send(Pong(id=message.id, queue_depth=self._executor.queue_depth))
+            elif isinstance(message, Promote):  # in its turn, it would wait behind the spare's last step
+                self._sessions.promote(stream.session)
+                self._executor.promote(stream.session)
             elif isinstance(message, Close):
-                await self._close(stream.session)
+                self._sessions.close(stream.session)
                 return
             else:
-                try:
-                    queue.put_nowait((message, body))
-                except asyncio.QueueFull:
-                    raise SessionRefused(
-                        "protocol", "Too many messages without reading the answers."
-                    ) from None
+                stream.inbox.put(envelope)
+                if isinstance(message, Rewind):
+                    self._executor.give_up(stream.session, message.position)
 
-    async def _work(self, stream: _Stream, queue: asyncio.Queue[tuple[AnyMessage, bytes]]) -> None:
+    async def _work(self, stream: _Stream) -> None:
         while True:
-            message, body = await queue.get()
+            message, body, rewinds = await stream.inbox.get()
+            stream.session.require_epoch(stream.epoch)  # a later take may have begun while it waited
             if isinstance(message, Step):
                 await self._step(stream, message, body)
             elif isinstance(message, Rewind):
-                self._rewind(stream.session, message.position)
-            elif isinstance(message, Promote):
-                self._sessions.promote(stream.session)
+                stream.session.rewind(message.position, rewinds)
             else:
                 raise SessionRefused("protocol", f"{type(message).__name__} is not for a peer.", "type")
 
     async def _step(self, stream: _Stream, step: Step, body: bytes) -> None:
         session = stream.session
         session.last_used = _now()
-        if session.answered is not None and session.answered[0].id == step.id:
-            await stream.channel.send(*session.answered)
-            return
         if step.position != session.position:
             raise SessionRefused(
                 "position",
@@ -236,12 +252,14 @@ class SessionHandler:
         await self._answer(stream, step, hidden)
 
     async def _answer(self, stream: _Stream, step: Step, hidden: torch.Tensor) -> None:
-        running = asyncio.create_task(self._executor.step(stream.session, hidden))
+        running = self._executor.step(stream.session, hidden)
         try:
             while not running.done():
                 await asyncio.wait({running}, timeout=stream.lease_s / BEATS_PER_LEASE)
                 if not running.done():
                     await stream.channel.send(Pong(id=-1, queue_depth=self._executor.queue_depth))
+            if running.cancelled():
+                return  # a Rewind has made it void
         finally:
             running.cancel()
         result = running.result()
@@ -253,30 +271,13 @@ class SessionHandler:
             compute_ms=result.compute_ms,
             queue_ms=result.queue_ms,
         )
-        stream.session.answered = (output, encode_tensor(reply, stream.codec))
         stream.session.last_used = _now()
-        await stream.channel.send(*stream.session.answered)
-
-    def _rewind(self, session: PeerSession, position: int) -> None:
-        if not 0 <= position <= session.position:
-            raise SessionRefused(
-                "position",
-                f"Cannot go back to {position} from {session.position}.",
-                "position",
-                session.position,
-            )
-        session.cache.rewind(position)
-        session.rewinds += 1
-        session.answered = None
+        await stream.channel.send(output, encode_tensor(reply, stream.codec))
 
     def _tell_leave(self, stream: _Stream, leaves_at: float) -> None:
         telling = asyncio.create_task(_send_leaving(stream.channel, leaves_at))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
-
-    async def _close(self, session: PeerSession) -> None:
-        await self._executor.drain(session.id)
-        self._sessions.close(session)
 
 
 def _now() -> float:
@@ -310,6 +311,13 @@ async def _send_leaving(channel: Channel, leaves_at: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(leaves_at):
             await _send(channel, Leaving(seconds=max(0.0, leaves_at - _now())))
+
+
+async def _send_last(channel: Channel, fault: Fault) -> None:
+    """Say why the stream ends, without waiting for ever until it is taken in."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORD_S):
+            await _send(channel, fault)
 
 
 async def _send(channel: Channel, message: Message) -> None:

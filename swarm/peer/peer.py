@@ -141,7 +141,7 @@ class Peer:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            await self.handler.expire()
+            self.handler.expire()
 
 
 def _is_on_battery() -> bool:

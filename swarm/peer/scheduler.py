@@ -2,7 +2,8 @@
 
 Short steps (decoding) go first and together, since eight rows cost little more than one. Long ones
 (prefill) are cut into slices and take turns, so that nobody's prompt stops everybody's reply. Work
-of spares runs only when nobody else waits. Knows no tensors, no clock and no sessions' content.
+of spares runs when nobody else waits, and gets a small share when somebody always does. Knows no
+tensors, no clock and no sessions.
 """
 
 from collections import deque
@@ -13,13 +14,13 @@ from swarm.values import Span
 SHORT_STEP_TOKENS = 8  # up to this a step counts as decoding
 SLICE_TOKENS = 128  # of a long step, per batch
 MAX_BATCH_STEPS = 64
+SPARE_SHARE = 8  # times the work of a spare is done for others before it: one that only lags is no spare
 
 
 @dataclass(slots=True, eq=False)
 class PendingStep:
     """A step that waits for its turn. `done_tokens` of its `tokens` rows are computed."""
 
-    session: str
     span: Span  # only steps through the same blocks share a batch
     tokens: int
     spare: bool = False
@@ -42,6 +43,7 @@ class Scheduler:
         """`spare_slice_tokens`: how long an active session may have to wait behind a spare."""
         self._steps: deque[PendingStep] = deque()
         self._spare_slice_tokens = spare_slice_tokens
+        self._work_before_spare = 0  # for others, since a spare waits
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -50,9 +52,9 @@ class Scheduler:
         """Queue a step behind the others."""
         self._steps.append(step)
 
-    def cancel(self, session: str) -> None:
-        """Forget every step of a session."""
-        self._steps = deque(step for step in self._steps if step.session != session)
+    def cancel(self, step: PendingStep) -> None:
+        """Forget what is left of a step."""
+        self._steps = deque(each for each in self._steps if each is not step)
 
     def next_batch(self) -> list[Slice]:
         """The slices to compute now; empty when nothing waits.
@@ -61,8 +63,14 @@ class Scheduler:
         one long slice a batch. Steps taken are moved behind those that were not.
         """
         first = next((step for step in self._steps if not step.spare), None)
-        if first is None:
-            return self._spare_batch()
+        spare = next((step for step in self._steps if step.spare), None)
+        if spare is not None and (first is None or self._is_due(spare)):
+            return self._spare_batch(spare)
+        batch = self._batch(first) if first is not None else []
+        self._work_before_spare = self._work_before_spare + _work(batch) if spare is not None else 0
+        return batch
+
+    def _batch(self, first: PendingStep) -> list[Slice]:
         batch: list[Slice] = []
         long_taken = False
         for step in self._steps:
@@ -77,14 +85,19 @@ class Scheduler:
         self._take(batch)
         return batch
 
-    def _spare_batch(self) -> list[Slice]:
-        if not self._steps:
-            return []
-        step = self._steps[0]
-        end = min(step.tokens, step.done_tokens + self._spare_slice_tokens)
-        batch = [Slice(step, step.done_tokens, end)]
+    def _spare_batch(self, spare: PendingStep) -> list[Slice]:
+        batch = [self._spare_slice(spare)]
+        self._work_before_spare = 0
         self._take(batch)
         return batch
+
+    def _spare_slice(self, spare: PendingStep) -> Slice:
+        end = min(spare.tokens, spare.done_tokens + self._spare_slice_tokens)
+        return Slice(spare, spare.done_tokens, end)
+
+    def _is_due(self, spare: PendingStep) -> bool:
+        """Whether others have had their share before the next slice of this spare."""
+        return self._work_before_spare >= SPARE_SHARE * _work([self._spare_slice(spare)])
 
     def _take(self, batch: list[Slice]) -> None:
         for part in batch:
@@ -93,3 +106,8 @@ class Scheduler:
         unfinished = [part.step for part in batch if part.end < part.step.tokens]
         self._steps = deque(step for step in self._steps if step not in taken)
         self._steps.extend(unfinished)
+
+
+def _work(batch: list[Slice]) -> int:
+    """What a batch costs, in rows: a few cost as much as a full short step."""
+    return max(SHORT_STEP_TOKENS, sum(part.end - part.start for part in batch))

@@ -5,13 +5,13 @@ bounded time, so that a client that lost its link, slept or crashed finds it aga
 it (a higher epoch) fences the earlier one off. Knows no streams and no threads.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarm.errors import SessionRefused
 from swarm.model.cache import KVCache, bytes_per_token
 from swarm.model.span import SpanModel
 from swarm.values import Span
-from swarm.wire.messages import Open, Output
+from swarm.wire.messages import Open
 
 
 @dataclass(slots=True, eq=False)
@@ -27,12 +27,33 @@ class PeerSession:
     last_used: float
     attached: bool = True
     rewinds: int = 0
-    answered: tuple[Output, bytes] | None = field(default=None, repr=False)  # of the last step
+    admitted_tokens: int = 0  # where the step that was let in last will end; it may wait for its turn yet
 
     @property
     def position(self) -> int:
         """How many tokens the cache holds."""
         return self.cache.position
+
+    def require_epoch(self, epoch: int) -> None:
+        """Raises `SessionRefused` when there is a later take than this one."""
+        if self.epoch != epoch:
+            raise _fenced()
+
+    def rewind(self, position: int, times: int = 1) -> None:
+        """Forget everything from `position` on. Raises `SessionRefused` for one not yet reached.
+
+        `times`: how many of the client's rewinds that is.
+        """
+        if not 0 <= position <= self.position:
+            raise SessionRefused(
+                "position",
+                f"Cannot go back to {position} from {self.position}.",
+                "position",
+                self.position,
+            )
+        self.cache.rewind(position)
+        self.rewinds += times
+        self.admitted_tokens = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +81,13 @@ class SessionTable:
 
     @property
     def used_bytes(self) -> int:
-        """Memory that all caches hold now."""
-        return sum(session.cache.size_bytes for session in self._sessions.values())
+        """Memory that all caches hold, and are about to hold for the steps that were let in."""
+        return sum(self._size_bytes(session) for session in self._sessions.values())
 
     @property
     def free_tokens(self) -> int:
         """How many more tokens fit, counted through the peer's whole span."""
-        token_bytes = bytes_per_token(self._model.config, len(self._model.span), self._model.dtype)
-        return max(0, self._limits.cache_bytes - self.used_bytes) // token_bytes
+        return max(0, self._limits.cache_bytes - self.used_bytes) // self._token_bytes(self._model.span)
 
     def all(self) -> tuple[PeerSession, ...]:
         """Every session held."""
@@ -76,20 +96,22 @@ class SessionTable:
     def open(self, request: Open, now: float) -> PeerSession:
         """Take up the session again if it is here, else begin it. Raises `SessionRefused`.
 
-        The caller has made sure that no step of it is running.
+        From then on every earlier take on it is void; the caller waits for what runs of it.
         """
         span = Span(request.start, request.end)
-        session = self._sessions.get(request.session)
-        if session is not None and request.epoch <= session.epoch:
-            raise SessionRefused("fenced", "A later take on this session exists; this one is void.", "epoch")
+        held = self._sessions.get(request.session)
+        if held is not None and request.epoch <= held.epoch:
+            raise _fenced()
+        if held is None and len(self._sessions) >= self._limits.max_sessions and not self._evict_one():
+            raise SessionRefused("capacity", f"This peer holds its limit of {len(self._sessions)} sessions.")
         # the first chain of a conversation is its first take; every later one resumes it
         self.resumed_total += request.epoch > 1 and request.role == "active"
-        if session is not None and session.span == span:
-            session.epoch, session.attached, session.last_used = request.epoch, True, now
-            session.spare = request.role == "spare"
-            return session
-        if len(self._sessions) >= self._limits.max_sessions and not self._evict_one():
-            raise SessionRefused("capacity", f"This peer holds its limit of {len(self._sessions)} sessions.")
+        if held is not None:
+            held.epoch = request.epoch
+            if held.span == span:
+                held.attached, held.last_used, held.admitted_tokens = True, now, 0
+                held.spare = request.role == "spare"
+                return held
         session = PeerSession(
             id=request.session,
             span=span,
@@ -103,27 +125,34 @@ class SessionTable:
         return session
 
     def reserve(self, session: PeerSession, tokens: int) -> None:
-        """Make room for a step, giving up sessions without a stream if need be. Raises `SessionRefused`."""
-        if session.position + tokens > session.max_tokens:
+        """Make room for a step, giving up sessions without a stream where that helps.
+
+        Raises `SessionRefused`, and gives up none then.
+        """
+        end = session.position + tokens
+        if end > session.max_tokens:
             raise SessionRefused(
                 "context_length_exceeded",
-                f"{session.position + tokens} tokens are more than the {session.max_tokens} granted.",
+                f"{end} tokens are more than the {session.max_tokens} granted.",
                 "tokens",
             )
-        token_bytes = bytes_per_token(self._model.config, len(session.span), self._model.dtype)
-        while self.used_bytes + tokens * token_bytes > self._limits.cache_bytes:
-            if not self._evict_one():
-                raise SessionRefused("capacity", "This peer's memory for sessions is full.")
+        grown_bytes = max(0, end * self._token_bytes(session.span) - self._size_bytes(session))
+        room_bytes = self._limits.cache_bytes - grown_bytes
+        if sum(self._size_bytes(each) for each in self._sessions.values() if each.attached) > room_bytes:
+            raise SessionRefused("capacity", "This peer's memory for sessions is full.")
+        while self.used_bytes > room_bytes:
+            self._evict_one()
+        session.admitted_tokens = end
 
     def promote(self, session: PeerSession) -> None:
         """A spare is active from now on."""
+        self.resumed_total += session.spare
         session.spare = False
-        self.resumed_total += 1
 
     def detach(self, session: PeerSession, epoch: int, now: float) -> None:
         """The stream of that take is gone; keep the session for a while."""
         if session.epoch == epoch:
-            session.attached, session.last_used = False, now
+            session.attached, session.last_used, session.admitted_tokens = False, now, 0
 
     def close(self, session: PeerSession) -> None:
         """Free everything of a session."""
@@ -138,9 +167,19 @@ class SessionTable:
             if now - session.last_used > (self._limits.idle_s if session.attached else self._limits.linger_s)
         ]
 
+    def _size_bytes(self, session: PeerSession) -> int:
+        return max(session.cache.size_bytes, session.admitted_tokens * self._token_bytes(session.span))
+
+    def _token_bytes(self, span: Span) -> int:
+        return bytes_per_token(self._model.config, len(span), self._model.dtype)
+
     def _evict_one(self) -> bool:
         detached = [session for session in self._sessions.values() if not session.attached]
         if not detached:
             return False
         self.close(min(detached, key=lambda session: session.last_used))
         return True
+
+
+def _fenced() -> SessionRefused:
+    return SessionRefused("fenced", "A later take on this session exists; this one is void.", "epoch")

@@ -186,6 +186,26 @@ def test_killed_node_closes_its_channels_at_once_and_its_handlers_end() -> None:
     assert ended == ["handler"]
 
 
+def test_a_node_killed_while_its_answer_is_under_way_serves_nobody() -> None:
+    started: list[Channel] = []
+
+    async def act(scene: Scene) -> None:
+        async def note(channel: Channel) -> None:
+            started.append(channel)
+
+        await scene.server.serve("/note", note)
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link(delay_s=1))
+        opening = asyncio.create_task(scene.client.open_channel(SERVER.peer_id, "/note", 10))
+        await asyncio.sleep(0.5)
+        await scene.swarm.kill(SERVER.peer_id)
+        scene.swarm.join(SERVER)  # of another life, which was not asked
+        with pytest.raises(PeerUnreachable, match="since it answered"):
+            await opening
+
+    play(act)
+    assert started == []
+
+
 def test_killed_identity_can_join_again() -> None:
     async def act(scene: Scene) -> None:
         await scene.swarm.kill(SERVER.peer_id)

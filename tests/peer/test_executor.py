@@ -6,7 +6,7 @@ import pytest
 import torch
 from peer_scene import rows
 
-from swarm.errors import SessionRefused
+from swarm.errors import SessionRefused, UsageError
 from swarm.model.compute import InlineCompute
 from swarm.model.config import read_config
 from swarm.model.span import SpanModel
@@ -26,14 +26,14 @@ def model(tiny_directory) -> SpanModel:
 
 
 class Failing(InlineCompute):
-    """Fails as torch does, as often as it is told."""
+    """Fails once with the error it is given."""
 
-    failures = 0
+    error: Exception | None = None
 
     async def run(self, work):
-        if self.failures:
-            self.failures -= 1
-            raise RuntimeError("not enough memory: you tried to allocate 1 GB")
+        if self.error:
+            error, self.error = self.error, None
+            raise error
         return await super().run(work)
 
 
@@ -44,11 +44,14 @@ class Bench:
         self.table = SessionTable(model, SessionLimits(2**24, 256))
         self.executor = Executor(model, compute)
 
-    def session(self, name: str) -> PeerSession:
+    def session(self, name: str, **fields: object) -> PeerSession:
         return self.table.open(
             Open(
-                wire_version=1, session=name, epoch=0, manifest="", start=0, end=2, dtype="fp32",
-                quantization="none", codec="fp32", max_tokens=256, lease_s=1.0,
+                **{
+                    "wire_version": 1, "session": name, "epoch": 0, "manifest": "", "start": 0, "end": 2,
+                    "dtype": "fp32", "quantization": "none", "codec": "fp32", "max_tokens": 256,
+                    "lease_s": 1.0,
+                } | fields
             ),
             0.0,
         )  # fmt: skip
@@ -104,7 +107,7 @@ def test_a_long_step_is_computed_in_slices_and_answered_whole(model):
 
 def test_the_time_in_the_queue_is_told_apart_from_the_computation(model):
     async def work(bench):
-        first = asyncio.create_task(bench.executor.step(bench.session("a"), rows(1)))
+        first = bench.executor.step(bench.session("a"), rows(1))
         await asyncio.sleep(0.25)
         result = await bench.executor.step(bench.session("b"), rows(1))
         await first
@@ -113,13 +116,21 @@ def test_the_time_in_the_queue_is_told_apart_from_the_computation(model):
     assert run(model, work) == (pytest.approx(1000.0), pytest.approx(750.0))
 
 
-def test_a_failed_computation_refuses_the_step_and_moves_no_position(model):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("not enough memory: you tried to allocate 1 GB"),  # as torch says it
+        UsageError("not enough memory, says a bug"),
+        KeyError("not enough memory, says another"),
+    ],
+)
+def test_a_failed_computation_refuses_the_step_and_moves_no_position(model, error):
     compute = Failing(1.0)
 
     async def work(bench):
         session = bench.session("a")
         await bench.executor.step(session, rows(2))
-        compute.failures = 1
+        compute.error = error
         with pytest.raises(SessionRefused, match="not enough memory") as refused:
             await bench.executor.step(session, rows(1))
         kept = session.position
@@ -132,10 +143,93 @@ def test_a_failed_computation_refuses_the_step_and_moves_no_position(model):
 def test_drain_drops_what_waits_and_waits_for_what_runs(model):
     async def work(bench):
         session = bench.session("a")
-        stepping = asyncio.create_task(bench.executor.step(session, rows(200)))
+        stepping = bench.executor.step(session, rows(200))
         await asyncio.sleep(0.5)  # the first of two slices is being computed
         stepping.cancel()
-        await bench.executor.drain("a")
+        await bench.executor.drain(session)
         return now(), session.position, bench.executor.queue_depth
 
     assert run(model, work) == (1.0, 128, 0)
+
+
+def test_a_step_that_is_drained_is_refused_to_whoever_waits_for_it(model):
+    async def work(bench):
+        running = bench.executor.step(bench.session("other"), rows(1))
+        await asyncio.sleep(0.5)
+        session = bench.session("a")
+        waiting = bench.executor.step(session, rows(1))
+        await bench.executor.drain(session)
+        drained_at = now()
+        with pytest.raises(SessionRefused, match="The step is void") as refused:
+            await waiting
+        await running
+        return drained_at, refused.value.fault_code, session.position, bench.executor.queue_depth
+
+    assert run(model, work) == (0.5, "fenced", 0, 0)
+
+
+def test_a_step_is_queued_at_once_so_that_a_drain_cannot_miss_it(model):
+    async def work(bench):
+        session = bench.session("a")
+        step = bench.executor.step(session, rows(1))
+        await bench.executor.drain(session)
+        await asyncio.sleep(5)
+        return step.done(), session.position
+
+    assert run(model, work) == (True, 0)
+
+
+def test_a_step_that_is_void_takes_no_turn(model):
+    async def work(bench):
+        steps = [bench.executor.step(bench.session("first"), rows(1))]
+        await asyncio.sleep(0.5)
+        void = bench.executor.step(bench.session("void"), rows(250))
+        steps += [bench.executor.step(bench.session(str(count)), rows(count)) for count in (1, 100)]
+        void.cancel()
+        await asyncio.gather(*steps)
+        return now()
+
+    assert run(model, work) == 2.0
+
+
+def test_a_session_that_took_the_place_of_another_is_drained_alone(model):
+    async def work(bench):
+        before, after = bench.session("a"), bench.session("a", end=1, epoch=1)
+        kept, drained = bench.executor.step(before, rows(1)), bench.executor.step(after, rows(1))
+        await bench.executor.drain(after)
+        await kept
+        return drained.done(), before.position, after.position
+
+    assert run(model, work) == (True, 1, 0)
+
+
+def test_what_waits_of_a_spare_that_is_promoted_takes_its_turn_with_the_others(model):
+    async def work(bench):
+        spare, ends = bench.session("spare", role="spare"), {}
+        prompts = [bench.executor.step(bench.session(name), rows(250)) for name in "ab"]
+        step = bench.executor.step(spare, rows(1))
+        step.add_done_callback(lambda _: ends.update(step=now()))
+        await asyncio.sleep(0.5)
+        bench.executor.promote(spare)
+        await asyncio.gather(step, *prompts)
+        return ends["step"], now()
+
+    assert run(model, work) == (2.0, 4.0)
+
+
+def test_a_step_that_is_given_up_ends_when_nothing_of_it_runs(model):
+    async def work(bench):
+        session, ends = bench.session("a"), {}
+        step = bench.executor.step(session, rows(250))
+        step.add_done_callback(lambda _: ends.update(step=now()))
+        other = bench.executor.step(bench.session("b"), rows(250))
+        await asyncio.sleep(0.5)
+        bench.executor.give_up(session, 1)  # it begins before that
+        await asyncio.sleep(0.2)
+        bench.executor.give_up(session, 0)
+        await other
+        waiting = bench.executor.step(session, rows(1))
+        bench.executor.give_up(session, session.position)
+        return step.cancelled(), ends["step"], session.position, waiting.cancelled(), now()
+
+    assert run(model, work) == (True, 1.0, 128, True, 3.0)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 import torch
-from peer_scene import HIDDEN, rows
+from peer_scene import HIDDEN, Scene, Stream, rows
 
 from swarm.errors import ChannelClosed
-from swarm.peer.handler import OPEN_TIMEOUT_S
+from swarm.peer.handler import LAST_WORD_S, OPEN_TIMEOUT_S
 from swarm.wire.frames import MAX_BODY_BYTES, MAX_HEADER_BYTES
 from swarm.wire.messages import (
     MAX_STEP_TOKENS,
@@ -15,16 +15,42 @@ from swarm.wire.messages import (
     Close,
     Fault,
     Leaving,
+    Message,
     Opened,
     Output,
     Ping,
     Pong,
+    Promote,
     Rewind,
     Step,
 )
 from swarm.wire.tensors import decode_tensor
 
 OTHER = "f" * 64
+
+
+async def send_step(stream: Stream, position: int, tokens: int = 1) -> None:
+    """Send a step and wait for nothing; its id is its position."""
+    step = Step(id=position, position=position, tokens=tokens, reply_tokens=tokens)
+    await stream.channel.send(step, bytes(tokens * HIDDEN * 4))
+
+
+async def answer(stream: Stream) -> Message:
+    """The next message that is no beat, however long it takes."""
+    while isinstance(message := (await stream.channel.receive()).message, Pong):
+        pass
+    return message
+
+
+async def keep_busy(scene: Scene, sessions: int = 1, tokens: int = 1) -> None:
+    """Let the steps of so many other sessions run, or wait, before all that is sent from now on."""
+    for number in range(sessions):
+        await send_step(await scene.session(session=f"busy {number}", max_tokens=256), 0, tokens)
+    await asyncio.sleep(0.1)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def test_a_session_opens_at_position_zero_with_the_tokens_granted(play):
@@ -64,6 +90,16 @@ def test_an_open_with_a_field_out_of_range_is_refused(play, asked):
         return (await (await s.stream()).ask(s.open(**asked)))[0]
 
     assert play(scene).code == "protocol"
+
+
+@pytest.mark.parametrize("lease_s", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_lease_that_is_no_time_is_refused(play, lease_s):
+    async def scene(s):
+        return (await (await s.stream()).ask(s.open(lease_s=lease_s)))[0]
+
+    fault = play(scene)
+    assert (fault.code, fault.field, fault.retryable) == ("protocol", "lease_s", False)
+    assert fault.text == f"A lease is a number of seconds above 0, not {lease_s}."
 
 
 def test_a_stream_that_begins_with_anything_but_open_is_refused(play):
@@ -145,14 +181,13 @@ def test_a_step_at_a_wrong_position_is_told_the_right_one(play):
     assert fault.text == "The step is at position 3, the session at 5."
 
 
-def test_a_repeated_step_is_answered_again_and_not_computed_again(play):
+def test_a_repeated_step_is_told_where_the_session_stands(play):
     async def scene(s):
         stream = await s.session()
-        first = await stream.push(1, 0, rows(5))
-        again = await stream.push(1, 0, rows(5))
-        return first == again, s.hosted.peer.sessions.all()[0].position
+        await stream.push(1, 0, rows(5))
+        return (await stream.push(1, 0, rows(5)))[0].expected_position
 
-    assert play(scene) == (True, 5)
+    assert play(scene) == 5
 
 
 @pytest.mark.parametrize(
@@ -232,6 +267,83 @@ def test_a_client_that_sends_on_without_reading_is_cut_off(play):
     assert play(scene, cost_s=1.0) == "protocol"
 
 
+def test_a_client_that_gives_up_step_after_step_is_not_cut_off(play):
+    async def scene(s):
+        stream = await s.session()
+        await send_step(stream, 0, tokens=5)
+        await answer(stream)
+        await keep_busy(s)
+        for _ in range(20):
+            await send_step(stream, 5)
+            await stream.channel.send(Rewind(position=5))
+        await send_step(stream, 5, tokens=3)
+        given = await answer(stream)
+        session = s.hosted.peer.sessions.all()[0]
+        return given.tokens, session.position, session.rewinds
+
+    assert play(scene, cost_s=1.0) == (3, 8, 20)
+
+
+def test_a_rewind_ends_the_step_that_it_makes_void(play):
+    async def scene(s):
+        stream = await s.session(max_tokens=256)
+        await send_step(stream, 0, tokens=250)  # in two slices
+        await asyncio.sleep(0.5)
+        await stream.channel.send(Rewind(position=0))
+        await send_step(stream, 0, tokens=3)
+        given = await answer(stream)
+        return given.tokens, now(), s.hosted.peer.sessions.all()[0].position
+
+    assert play(scene, cost_s=1.0) == (3, 2.0, 3)
+
+
+def test_the_peer_beats_while_a_step_that_was_given_up_runs_to_its_end(play):
+    async def scene(s):
+        stream = await s.session(lease_s=1.0)
+        await send_step(stream, 0)
+        await asyncio.sleep(0.1)
+        await stream.channel.send(Rewind(position=0))
+        await send_step(stream, 0)
+        heard, longest_s = now(), 0.0
+        while not isinstance((await stream.channel.receive()).message, Output):
+            heard, longest_s = now(), max(longest_s, now() - heard)
+        return longest_s
+
+    assert play(scene, cost_s=5.0) <= 0.5  # between two steps a beat is left out
+
+
+@pytest.mark.parametrize("busy", [1, 3])
+def test_a_promotion_does_not_wait_behind_the_last_step_of_the_spare(play, busy):
+    async def scene(s):
+        stream = await s.session(role="spare", max_tokens=256)
+        await keep_busy(s, sessions=busy, tokens=250)
+        await send_step(stream, 0, tokens=30)
+        await asyncio.sleep(0.1)
+        promoted_at = now()
+        await stream.channel.send(Promote())
+        await stream.channel.send(Rewind(position=0))
+        await send_step(stream, 0)
+        answered = type(await answer(stream))
+        return answered, now() - promoted_at, s.hosted.peer.handler.active_streams
+
+    answered, took_s, active = play(scene, cost_s=1.0)
+    assert (answered, active) == (Output, busy + 1)
+    assert took_s <= 2.0  # the batch that runs, and the next one
+
+
+def test_the_last_step_of_a_spare_that_is_promoted_takes_its_turn_with_the_others(play):
+    async def scene(s):
+        stream = await s.session(role="spare")
+        await keep_busy(s, sessions=3, tokens=250)
+        await send_step(stream, 0)
+        await asyncio.sleep(0.1)
+        await stream.channel.send(Promote())
+        await answer(stream)
+        return now()
+
+    assert play(scene, cost_s=1.0) <= 2.0
+
+
 def test_a_message_that_is_not_for_a_peer_is_refused(play):
     async def scene(s):
         return (await (await s.session()).ask(Leaving(seconds=1.0)))[0]
@@ -272,6 +384,113 @@ def test_a_later_take_fences_the_earlier_one_off(play):
         return refused.code, cut.code, type(answer)
 
     assert play(scene) == ("fenced", "fenced", Output)
+
+
+@pytest.mark.parametrize("fields", [{}, {"end": 3}], ids=["the same span", "another span"])
+def test_a_later_take_ends_the_earlier_one_and_what_it_sent_ahead(play, fields):
+    async def scene(s):
+        earlier = await s.session()
+        await send_step(earlier, 0)
+        await send_step(earlier, 1)
+        await asyncio.sleep(0.1)
+        await keep_busy(s)
+        later = await s.stream()
+        await later.channel.send(s.open(epoch=1, **fields))
+        refused, refused_at = await answer(earlier), now()
+        with pytest.raises(ChannelClosed):
+            await earlier.channel.receive()
+        position = (await answer(later)).position
+        await send_step(later, position)
+        given = await answer(later)
+        held = {session.id: session.position for session in s.hosted.peer.sessions.all()}
+        return refused.code, refused_at, given.position - position, held["s"] - position
+
+    assert play(scene, cost_s=1.0) == ("fenced", pytest.approx(0.2), 0, 1)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_later_take_that_comes_just_as_a_step_ends_lets_nothing_follow_it(play, turns):
+    async def scene(s):
+        earlier, later = await s.session(lease_s=30.0), await s.stream()
+        await send_step(earlier, 0)
+        await send_step(earlier, 1)
+        await asyncio.sleep(1.0)
+        for _ in range(turns):  # of the loop
+            await asyncio.sleep(0)
+        await later.channel.send(s.open(epoch=1))
+        position = (await answer(later)).position
+        await asyncio.sleep(5)
+        return s.hosted.peer.sessions.all()[0].position - position
+
+    assert play(scene, cost_s=1.0) == 0
+
+
+def test_an_earlier_take_that_comes_late_disturbs_nothing(play):
+    async def scene(s):
+        await keep_busy(s)
+        later = await s.session(epoch=5)
+        await send_step(later, 0)
+        await asyncio.sleep(0.1)
+        late, _ = await (await s.stream()).ask(s.open(epoch=4))
+        return late.code, type(await answer(later)), now()
+
+    assert play(scene, cost_s=1.0) == ("fenced", Output, 2.0)
+
+
+def test_a_take_that_is_fenced_off_while_it_waits_to_open_is_told_so(play):
+    async def scene(s):
+        first = await s.session()
+        await send_step(first, 0)
+        await asyncio.sleep(0.1)
+        takes = [await s.stream() for _ in range(2)]
+        for epoch, take in enumerate(takes, start=1):
+            await take.channel.send(s.open(epoch=epoch))
+            await asyncio.sleep(0.1)
+        return [type(await answer(take)) for take in takes], s.hosted.peer.sessions.all()[0].attached
+
+    assert play(scene, cost_s=1.0) == ([Fault, Opened], True)
+
+
+def test_an_earlier_take_whose_client_takes_nothing_in_is_cut_all_the_same(play):
+    async def scene(s):
+        await s.session()
+        [stuck] = s.hosted.peer.handler._streams
+        await stuck.channel._sending.acquire()
+        await s.session(epoch=1)
+        await asyncio.sleep(LAST_WORD_S + 0.1)
+        return stuck.channel._closed, s.hosted.peer.handler.open_streams
+
+    assert play(scene) == (True, 1)
+
+
+def test_a_session_that_nobody_heard_opened_is_given_up_like_one_whose_stream_broke(play):
+    async def scene(s):
+        earlier = await s.session()
+        await send_step(earlier, 0)
+        await asyncio.sleep(0.1)
+        later = await s.stream()
+        await later.channel.send(s.open(epoch=1))  # waits for what runs of the session
+        await asyncio.sleep(0.1)
+        later.channel.close()
+        await asyncio.sleep(10)
+        [session] = s.hosted.peer.sessions.all()
+        return session.epoch, session.attached
+
+    assert play(scene, cost_s=5.0) == (1, False)
+
+
+def test_an_earlier_take_cannot_close_the_session_while_a_later_one_waits_to_open(play):
+    async def scene(s):
+        earlier, later = await s.session(), await s.stream()
+        await send_step(earlier, 0)
+        await asyncio.sleep(0.1)
+        await later.channel.send(s.open(epoch=1))
+        await earlier.channel.send(Close())
+        opened = await answer(later)
+        await asyncio.sleep(1)
+        return opened.position, len(s.hosted.peer.sessions)
+
+    assert play(scene, cost_s=1.0) == (1, 1)
 
 
 def test_a_leaving_peer_says_so_and_takes_no_new_session(play):

@@ -56,6 +56,34 @@ def test_a_session_is_taken_up_again_by_a_later_epoch_only(table, model):
     assert refused.value.fault_code == "fenced"
 
 
+@pytest.mark.parametrize("fields", [{}, {"end": 1}], ids=["the same span", "another span"])
+def test_a_later_take_makes_the_earlier_one_void(table, fields):
+    sessions = table(max_sessions=1)
+    first = sessions.open(ask(), 0.0)
+    sessions.open(ask(epoch=1, **fields), 1.0)
+    with pytest.raises(SessionRefused, match="A later take") as refused:
+        first.require_epoch(0)
+    assert (refused.value.fault_code, len(sessions)) == ("fenced", 1)
+
+
+def test_a_take_that_is_refused_changes_nothing_and_resumes_nothing(table):
+    sessions = table(max_sessions=1)
+    held = sessions.open(ask(epoch=5), 0.0)
+    before = sessions.resumed_total
+    for name, epoch in (("s", 4), ("other", 9)):
+        with pytest.raises(SessionRefused):
+            sessions.open(ask(name, epoch=epoch, role="spare" if name == "s" else "active"), 1.0)
+    assert (sessions.all(), held.epoch, held.spare, sessions.resumed_total) == ((held,), 5, False, before)
+
+
+def test_a_spare_is_promoted_once(table):
+    sessions = table()
+    session = sessions.open(ask(epoch=5, role="spare"), 0.0)
+    sessions.promote(session)
+    sessions.promote(session)
+    assert (session.spare, sessions.resumed_total) == (False, 1)
+
+
 def test_the_end_of_an_older_take_does_not_detach_the_later_one(table):
     sessions = table()
     sessions.open(ask(), 0.0)
@@ -73,6 +101,53 @@ def test_more_tokens_than_granted_are_refused_with_both_numbers(table):
     with pytest.raises(SessionRefused, match="11 tokens are more than the 10 granted") as refused:
         sessions.reserve(session, 11)
     assert refused.value.fault_code == "context_length_exceeded"
+
+
+def test_a_step_that_waits_for_its_turn_has_its_memory_already(table, model):
+    sessions = table(tokens=100)
+    waiting, asking = sessions.open(ask("waiting"), 0.0), sessions.open(ask("asking"), 0.0)
+    sessions.reserve(waiting, 60)
+    free = sessions.free_tokens
+    with pytest.raises(SessionRefused, match="memory for sessions is full"):
+        sessions.reserve(asking, 50)
+    sessions.reserve(asking, 40)
+    assert (free, sessions.free_tokens) == (40, 0)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda sessions, session: session.rewind(0),
+        lambda sessions, session: sessions.detach(session, 0, 1.0),
+        lambda sessions, session: sessions.open(ask("waiting", epoch=1), 1.0),
+        lambda sessions, session: sessions.close(session),
+    ],
+    ids=["rewind", "end of the stream", "a later take", "close"],
+)
+def test_the_memory_of_a_step_that_will_never_come_is_free_again(table, end):
+    sessions = table(tokens=100)
+    waiting = sessions.open(ask("waiting"), 0.0)
+    sessions.reserve(waiting, 60)
+    end(sessions, waiting)
+    assert sessions.free_tokens == 100
+
+
+def test_a_step_within_what_a_session_holds_needs_no_more_memory(table, model):
+    sessions = table(tokens=64)
+    session = sessions.open(ask(), 0.0)
+    fill(model, session, 5)
+    sessions.reserve(session, 59)
+    assert session.cache.size_bytes == sessions.used_bytes
+
+
+def test_no_session_is_given_up_where_that_makes_no_room(table, model):
+    sessions = table(tokens=200)
+    for name in ("left", "held"):
+        fill(model, sessions.open(ask(name), 0.0), 64)
+    sessions.detach(sessions.all()[0], 0, 1.0)
+    with pytest.raises(SessionRefused, match="memory for sessions is full"):
+        sessions.reserve(sessions.open(ask("asking", max_tokens=256), 2.0), 150)
+    assert {session.id for session in sessions.all()} == {"held", "left", "asking"}
 
 
 def test_memory_is_made_by_giving_up_the_session_unused_for_longest(table, model):
