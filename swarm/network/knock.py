@@ -161,4 +161,6 @@ def _said(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
         return "its name is no host name"
     text = error.strerror or str(error)
-    return os.strerror(error.errno) if error.errno and text.startswith("Connect call failed") else text
+    if error.errno and text.startswith("Connect call failed"):
+        text = os.strerror(error.errno)
+    return text[:1].lower() + text[1:]

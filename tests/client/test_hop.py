@@ -1,13 +1,24 @@
 """The client's end of a stream, against a scripted peer: what it takes for an answer, and what for a loss."""
 
 import asyncio
+import math
 
+import msgspec
 import pytest
 import torch
 
-from swarm.client.hop import DEADLINE_FLOOR_S, HopSettings, RemoteHop, open_hop
+from swarm.client.hop import (
+    DEADLINE_FACTOR,
+    DEADLINE_FLOOR_S,
+    DEEPEST_QUEUE,
+    LONGEST_DEADLINE_S,
+    SLOWER_FACTOR,
+    HopSettings,
+    RemoteHop,
+    open_hop,
+)
 from swarm.client.router import Numerics, PlannedHop
-from swarm.errors import HopLost, NetworkError, PeerUnreachable, ProtocolError, SessionRefused
+from swarm.errors import ChannelClosed, HopLost, NetworkError, PeerUnreachable, ProtocolError, SessionRefused
 from swarm.network.memory import MemorySwarm
 from swarm.security.identity import new_identity
 from swarm.testing.clock import run_virtual
@@ -134,6 +145,28 @@ def test_another_answer_to_open_breaks_the_protocol():
     meet(peer, client)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"position": -1}, {"lease_s": 0.0}, {"lease_s": -1.0}, {"lease_s": math.nan}]
+)
+def test_an_opened_that_cannot_be_breaks_the_protocol(changes):
+    ended = []
+
+    async def peer(channel):
+        await channel.receive()
+        await channel.send(msgspec.structs.replace(OPENED, **changes))
+        with pytest.raises(ChannelClosed):
+            await channel.receive()
+        ended.append(True)
+
+    async def client(open_it):
+        with pytest.raises(ProtocolError, match="which cannot be"):
+            await open_it()
+        await asyncio.sleep(0.1)
+
+    meet(peer, client)
+    assert ended == [True]
+
+
 def test_a_peer_that_does_not_answer_open_is_given_up_in_time():
     async def peer(channel):
         await asyncio.sleep(3600)
@@ -203,6 +236,22 @@ def test_an_answer_that_is_none_is_a_loss_with_its_reason(reply, reason):
     meet(peer, client)
 
 
+def test_an_answer_that_cannot_be_decoded_does_not_count_as_held():
+    async def peer(channel):
+        await opened(channel)
+        step, _ = await channel.receive()
+        await channel.send(answer(step), bytes(3))
+        await channel.receive()
+
+    async def client(open_it):
+        hop = await open_it()
+        with pytest.raises(HopLost, match="3 bytes are not"):
+            await hop.step(ROW, 1)
+        return hop.position, hop.stats.steps
+
+    assert meet(peer, client) == (0, 0)
+
+
 def test_bytes_that_are_no_message_are_a_loss():
     async def peer(channel):
         await opened(channel)
@@ -245,7 +294,36 @@ def test_silence_for_the_lease_is_a_loss():
     assert meet(peer, client) == pytest.approx(LEASE_S, abs=0.01)
 
 
-def beating(seconds: float):
+@pytest.mark.parametrize(("tokens", "reason"), [(1, "silent for 2.0 s"), (80_000, "the link is stalled")])
+def test_a_link_on_which_nothing_comes_through_is_taken_for_slower(tokens, reason):
+    async def peer(channel):
+        await opened(channel)
+        await asyncio.sleep(3600)
+
+    async def client(open_it):
+        hop = await open_it()
+        before = hop.bytes_per_s
+        with pytest.raises(HopLost, match=reason):
+            await hop.step(torch.ones(tokens, HIDDEN), 0)
+        return hop.bytes_per_s / before
+
+    assert meet(peer, client) == 1 / SLOWER_FACTOR
+
+
+def test_a_peer_lends_no_longer_lease_than_it_was_asked_for():
+    async def peer(channel):
+        await channel.receive()
+        await channel.send(msgspec.structs.replace(OPENED, lease_s=1e9))
+        await asyncio.sleep(3600)
+
+    async def client(open_it):
+        with pytest.raises(HopLost, match=r"silent for 2.0 s"):
+            await (await open_it()).step(ROW, 1)
+
+    meet(peer, client)
+
+
+def beating(seconds: float, queue_depth: int = 0):
     """A peer that computes so long, and beats meanwhile."""
 
     async def peer(channel):
@@ -254,7 +332,7 @@ def beating(seconds: float):
         ends_at = now() + seconds
         while now() < ends_at:
             await asyncio.sleep(LEASE_S / 4)
-            await channel.send(Pong(id=-1, queue_depth=0))
+            await channel.send(Pong(id=-1, queue_depth=queue_depth))
         await channel.send(answer(step), body)
         await channel.receive()
 
@@ -276,6 +354,19 @@ def test_beats_do_not_save_a_peer_that_never_answers():
         return now()
 
     assert meet(beating(3600.0), client) == pytest.approx(DEADLINE_FLOOR_S)
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 10_000])
+def test_no_queue_puts_the_deadline_off_without_end(tokens):
+    async def client(open_it):
+        hop = await open_it()
+        with pytest.raises(HopLost, match="no answer within"):
+            await hop.step(torch.ones(tokens, HIDDEN), 0)
+        return now()
+
+    expected_s = 0.01 * tokens * (1 + DEEPEST_QUEUE)
+    deadline_s = min(LONGEST_DEADLINE_S, max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * expected_s))
+    assert meet(beating(3600.0, queue_depth=10**9), client) == pytest.approx(deadline_s, abs=1.0)
 
 
 def test_the_answer_to_a_cancelled_step_is_ignored_and_its_rows_are_taken_back():

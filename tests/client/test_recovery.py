@@ -101,6 +101,21 @@ def test_each_attempt_has_a_higher_epoch(play):
     assert play(scene) == [1, 2]
 
 
+def test_takes_that_begin_at_once_have_epochs_of_their_own(play):
+    async def scene(swarm):
+        context = swarm.client().conversation().context
+        await context.move_to([1, 2, 3, 4])
+        [hop], recovery = context.session.hops, context.session.recovery
+        taken = await asyncio.gather(recovery.open_beside(hop, "spare"), recovery.open_beside(hop, "spare"))
+        epochs = sorted(session.epoch for peer in swarm.peers for session in peer.peer.sessions.all())
+        for hops in taken:
+            await hops[0].close(1.0)
+        await context.close()
+        return epochs
+
+    assert play(scene, "0:6 0:6") == [1, 3]
+
+
 def test_a_lost_hop_that_is_found_again_still_holds_what_it_held(play):
     async def scene(swarm):
         client = swarm.client()

@@ -74,7 +74,7 @@ async def test_a_name_that_is_none_is_not_there() -> None:
 
 async def test_a_port_that_refuses_is_not_there() -> None:
     with closed_port() as gone:
-        assert await knock([gone]) == "Connection refused"
+        assert await knock([gone]) == "connection refused"
 
 
 class P2pd:

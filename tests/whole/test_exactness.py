@@ -16,15 +16,23 @@ TWICE = [Span(0, 2), Span(0, 2), Span(2, 4), Span(2, 4), Span(4, 6), Span(4, 6)]
 AT, COUNT = 20, 30
 
 
-def talk(virtual_swarm, options, prompt, *, kill=None, at=AT):
-    """The logits of each token of a greedy bf16 reply, and its resumes; a hop is killed before token `at`."""
+def talk(virtual_swarm, options, prompt, *, kill=None, at=AT, spans=TWICE, later=(), edit=None):
+    """The logits of each token of a greedy bf16 reply, and its resumes.
+
+    A hop is killed before token `at`, peers come `later`, before token 2, and before token 10 all from
+    position `edit` on is given up.
+    """
 
     async def run():
         async with virtual_swarm(dtype="bf16", compute=lambda: InlineCompute(0.01)) as swarm:
-            await swarm.add_peers(TWICE)
+            await swarm.add_peers(spans)
             context = swarm.client(options).conversation().context
             ids, seen = list(prompt), []
             for number in range(COUNT):
+                if number == 2:
+                    await swarm.add_peers(later)
+                if number == 10 and edit is not None:
+                    ids = [*ids[:edit], 5]
                 if kill is not None and number == at:
                     await asyncio.sleep(3)  # a spare has caught up
                     [victim] = [
@@ -71,3 +79,22 @@ def test_a_spare_that_followed_step_by_step_is_exact_however_long_the_history(vi
     assert resume.exact
     assert resume.replayed_tokens < 20
     assert torch.equal(logits, undisturbed)
+
+
+WIDE, CUT = [Span(0, 4), Span(4, 6)], [Span(0, 2), Span(2, 4)]
+
+
+@pytest.mark.parametrize("spares", ["off", "always"])
+def test_peers_with_another_cut_take_over_to_the_bit(virtual_swarm, spares):
+    options = ClientOptions(spares=spares)
+    undisturbed, _ = talk(virtual_swarm, options, PROMPT, spans=WIDE, later=CUT)
+    logits, [resume] = talk(virtual_swarm, options, PROMPT, spans=WIDE, later=CUT, kill=Span(0, 4))
+    assert resume.exact
+    assert torch.equal(logits, undisturbed)
+
+
+def test_a_replay_of_a_step_that_an_edit_has_cut_is_not_called_exact(virtual_swarm):
+    options = ClientOptions(spares="off", recovery="exact")
+    again = [Span(0, 4)]
+    _, [resume] = talk(virtual_swarm, options, PROMPT, spans=WIDE, later=again, edit=20, kill=Span(0, 4))
+    assert not resume.exact

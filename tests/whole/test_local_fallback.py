@@ -1,9 +1,10 @@
 """A client with the weights runs blocks that nobody hosts, says so, and stops when somebody does."""
 
 import asyncio
+import threading
 
 from swarm.client.client import ClientOptions
-from swarm.model.compute import InlineCompute
+from swarm.model.compute import ComputeThread, InlineCompute
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
 
@@ -61,3 +62,82 @@ def test_a_loss_in_mid_reply_falls_back_and_a_peer_that_comes_takes_over_again(v
     assert ids == reference.reply(PROMPT, 200)
     assert "local" not in peers[10]
     assert "local" in peers[40]
+
+
+class HeldUp(ComputeThread):
+    """A compute thread that begins the work which is to be held up when it is given the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold_up = False
+        self.holds = asyncio.Event()
+        self._next = threading.Event()
+
+    async def run(self, work):
+        self._next.set()
+        if not self.hold_up:
+            return await super().run(work)
+        self.hold_up, self._next = False, threading.Event()
+        self.holds.set()
+
+        def later(given=self._next):
+            given.wait(10)
+            return work()
+
+        return await super().run(later)
+
+
+def test_a_step_that_is_computed_after_it_was_cancelled_changes_nothing(virtual_swarm, reference):
+    async def run():
+        async with virtual_swarm() as swarm:
+            client = swarm.client(ClientOptions(local_fallback=True))
+            client._local.compute = compute = HeldUp()
+            context = client.conversation().context
+            await context.move_to(PROMPT)
+            compute.hold_up = True
+            step = asyncio.create_task(context.feed([65]))
+            await compute.holds.wait()
+            step.cancel()
+            await asyncio.wait({step})
+            ids = [*PROMPT, 66]
+            for _ in range(3):
+                ids.append(int((await context.move_to(ids)).argmax()))
+            await context.close()
+            return ids[-3:]
+
+    assert run_virtual(run()) == reference.reply([*PROMPT, 66], 3)
+
+
+def test_blocks_that_an_earlier_process_ran_itself_are_asked_of_nobody_by_that_name(virtual_swarm, reference):
+    asked = []
+
+    async def run():
+        async with virtual_swarm() as swarm:
+            await swarm.add_peers([Span(0, 3)])
+            context = swarm.client(ClientOptions(local_fallback=True)).conversation().context
+            await context.move_to(PROMPT)
+            state = context.session.export()
+            await context.leave()
+            await swarm.add_peers([Span(3, 6)])
+            client = swarm.client()
+            open_channel = client.network.open_channel
+
+            async def watched(peer, protocol, timeout_s):
+                asked.append(peer)
+                return await open_channel(peer, protocol, timeout_s)
+
+            client.network.open_channel = watched
+            context = client.conversation().context
+            await context.take_up(state, PROMPT)
+            logits = await context.move_to(PROMPT)
+            await context.close()
+            return (
+                [hop.peer for hop in state.hops],
+                {hosted.id for hosted in swarm.peers},
+                int(logits.argmax()),
+            )
+
+    before, hosting, token = run_virtual(run())
+    assert "local" in before
+    assert set(asked) == hosting
+    assert token == reference.reply(PROMPT, 1)[0]
