@@ -233,7 +233,7 @@ class RemoteHop:
         stats.compute_ms += output.compute_ms
         network_s = max(1e-3, elapsed_s - (output.compute_ms + output.queue_ms) / 1e3)
         stats.network_ms += network_s * 1e3
-        self.bytes_per_s = max(self.bytes_per_s, (sent + received) / network_s)
+        self.bytes_per_s = max(self.bytes_per_s, max(sent, received) / network_s)
         stats.sent_bytes += sent
         stats.received_bytes += received
         self._s_per_token += 0.2 * (elapsed_s / tokens - self._s_per_token)

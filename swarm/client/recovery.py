@@ -221,11 +221,12 @@ def _common(planned: Sequence[PlannedHop]) -> Numerics | None:
 
 
 async def _abandon(tasks: Sequence[asyncio.Task[Hop]]) -> None:
-    """Close what was opened of a chain that did not come about."""
+    """Close what was opened of a chain that did not come about; what a peer still held it keeps."""
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(result.close() for result in results if not isinstance(result, BaseException)))
+    hops = [result for result in results if not isinstance(result, BaseException)]
+    await asyncio.gather(*(hop.drop() if hop.position else hop.close() for hop in hops))
 
 
 def _backoff(jitter: random.Random) -> Iterator[float]:

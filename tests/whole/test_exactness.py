@@ -16,11 +16,11 @@ TWICE = [Span(0, 2), Span(0, 2), Span(2, 4), Span(2, 4), Span(4, 6), Span(4, 6)]
 AT, COUNT = 20, 30
 
 
-def talk(virtual_swarm, options, prompt, *, kill=None, at=AT, spans=TWICE, later=(), edit=None):
+def talk(virtual_swarm, options, prompt, *, kill=None, at=AT, spans=TWICE, later=(), late=2, edit=None):
     """The logits of each token of a greedy bf16 reply, and its resumes.
 
-    A hop is killed before token `at`, peers come `later`, before token 2, and before token 10 all from
-    position `edit` on is given up.
+    A hop is killed before token `at`, peers come `later`, before token `late`, and before token 10 all
+    from position `edit` on is given up.
     """
 
     async def run():
@@ -29,7 +29,7 @@ def talk(virtual_swarm, options, prompt, *, kill=None, at=AT, spans=TWICE, later
             context = swarm.client(options).conversation().context
             ids, seen = list(prompt), []
             for number in range(COUNT):
-                if number == 2:
+                if number == late:
                     await swarm.add_peers(later)
                 if number == 10 and edit is not None:
                     ids = [*ids[:edit], 5]
@@ -84,11 +84,12 @@ def test_a_spare_that_followed_step_by_step_is_exact_however_long_the_history(vi
 WIDE, CUT = [Span(0, 4), Span(4, 6)], [Span(0, 2), Span(2, 4)]
 
 
+@pytest.mark.parametrize("late", [2, 18])
 @pytest.mark.parametrize("spares", ["off", "always"])
-def test_peers_with_another_cut_take_over_to_the_bit(virtual_swarm, spares):
-    options = ClientOptions(spares=spares)
-    undisturbed, _ = talk(virtual_swarm, options, PROMPT, spans=WIDE, later=CUT)
-    logits, [resume] = talk(virtual_swarm, options, PROMPT, spans=WIDE, later=CUT, kill=Span(0, 4))
+def test_peers_with_another_cut_take_over_to_the_bit(virtual_swarm, spares, late):
+    options, peers = ClientOptions(spares=spares), {"spans": WIDE, "later": CUT, "late": late}
+    undisturbed, _ = talk(virtual_swarm, options, PROMPT, **peers)
+    logits, [resume] = talk(virtual_swarm, options, PROMPT, **peers, kill=Span(0, 4))
     assert resume.exact
     assert torch.equal(logits, undisturbed)
 

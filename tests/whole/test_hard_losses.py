@@ -14,10 +14,12 @@ from swarm.testing.clock import run_virtual
 from swarm.values import Span
 
 PROMPT = list(b"Once upon a time there was a swarm.")
+EDITED = [*PROMPT[:20], *b"another ending"]
 LONG_PROMPT = [number * 7 % 250 for number in range(400)]  # more than one step, so hops compute side by side
 WHOLE = Span(0, 6)
 THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
 HALVES = [Span(0, 3), Span(3, 6)]
+DIRECTIONS = ["to the peer", "from the peer"]
 NO_SPARES, SPARES = ClientOptions(spares="off"), ClientOptions(spares="always")
 
 
@@ -139,16 +141,15 @@ def test_of_neighbours_lost_together_after_a_resume_one_may_have_forgotten_the_s
             await asyncio.sleep(1)
             last.peer.sessions.close(*last.peer.sessions.all())
             link_up(swarm, client, (middle, last), Link())
-            said, losses = await asking, len(context.session.resumes)
+            async with asyncio.timeout(100):
+                said = await asking
+            losses = len(context.session.resumes)
             await context.close()
             return said, losses
 
     said, losses = run_virtual(run())
     assert said == reference.reply([*PROMPT, *LONG_PROMPT], 2)
     assert losses == 2
-
-
-EDITED = [*PROMPT[:20], *b"another ending"]
 
 
 def edit_cancelled(virtual_swarm, iterations):
@@ -281,12 +282,12 @@ def test_a_spare_whose_opening_a_loss_overtakes_does_not_hide_the_session_from_a
             await client.network.close()
             context = swarm.client(NO_SPARES).conversation().context
             await context.take_up(state, ids)
-            held = context.session.position
+            found = context.session.position
             await context.close()
-            return held, len(ids) - 1
+            return found, len(ids) - 1
 
-    held, known = run_virtual(run())
-    assert held == known
+    found, known = run_virtual(run())
+    assert found == known
 
 
 @pytest.mark.parametrize(
@@ -333,9 +334,6 @@ def asked_over_a_slow_link(virtual_swarm, direction, bytes_per_s):
             return said, reasons
 
     return run_virtual(run())
-
-
-DIRECTIONS = ["to the peer", "from the peer"]
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -386,3 +384,72 @@ def test_a_step_cancelled_while_a_spare_takes_over_leaves_no_session_behind(virt
             return held(swarm), [hosted.peer.handler.open_streams for hosted in swarm.living]
 
     assert run_virtual(run()) == ([0], [0])
+
+
+@pytest.mark.parametrize("chain", [[WHOLE], HALVES])
+@pytest.mark.parametrize("tokens", range(6, 11))
+def test_a_spare_that_knows_a_row_whose_answer_was_lost_is_sent_it_again(
+    virtual_swarm, reference, chain, tokens
+):
+    async def run():
+        async with virtual_swarm(compute=costing(0.02)) as swarm:
+            await swarm.add_peers([*chain, *chain])
+            context = swarm.client(SPARES).conversation().context
+            await context.move_to(PROMPT)
+            await asyncio.sleep(1)
+            said = await said_after(context, PROMPT, tokens)
+            swarm.net.freeze(active_on(swarm, chain[0]).id)  # while the spare computes what it lags behind
+            async with asyncio.timeout(100):
+                said += await said_after(context, PROMPT + said, 3)
+            reasons = [resume.reason for resume in context.session.resumes]
+            await context.close()
+            return said, reasons
+
+    said, reasons = run_virtual(run())
+    assert said == reference.reply(PROMPT, tokens + 3)
+    assert reasons == ["silent for 2.0 s"]
+
+
+def test_a_move_to_a_spare_that_has_died_is_neither_made_nor_counted(virtual_swarm, reference):
+    async def run():
+        async with virtual_swarm() as swarm:
+            await swarm.add_peers([WHOLE, WHOLE])
+            context = swarm.client(NO_SPARES).conversation().context
+            await context.move_to(PROMPT)
+            session = context.session
+            [link] = session.links
+            await session.follow(link, "active")
+            [spare] = [hosted for hosted in swarm.peers if hosted.id != link.hop.planned.peer]
+            await spare.kill()
+            await asyncio.sleep(0.1)
+            await session.swap(link, "it is leaving")
+            stayed, resumes = session.links == (link,), list(session.resumes)
+            said = await said_after(context, PROMPT, 2)
+            await context.close()
+            return stayed, resumes, said
+
+    assert run_virtual(run()) == (True, [], reference.reply(PROMPT, 2))
+
+
+def test_what_a_peer_still_holds_is_kept_while_its_neighbour_cannot_be_found(virtual_swarm, reference):
+    async def run():
+        async with virtual_swarm(compute=costing(0.2)) as swarm:
+            peers = await swarm.add_peers(HALVES)
+            client = swarm.client(NO_SPARES)
+            context = client.conversation().context
+            asking = asyncio.create_task(said_after(context, LONG_PROMPT, 1))
+            await asyncio.sleep(0.5)
+            link_up(swarm, client, peers, Link(cut=True))
+            await asyncio.sleep(1)
+            link_up(swarm, client, peers[:1], Link())
+            await asyncio.sleep(5)  # the first is found, again and again, without the second
+            link_up(swarm, client, peers[1:], Link())
+            async with asyncio.timeout(100):
+                said = await asking
+            sent_again = context.session.hops[0].stats.tokens
+            await context.close()
+            return said, sent_again
+
+    said, sent_again = run_virtual(run())
+    assert said == reference.reply(LONG_PROMPT, 1)
+    assert sent_again < len(LONG_PROMPT)
