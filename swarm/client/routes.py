@@ -89,7 +89,9 @@ class Routes:
         try:
             return self._plan(span, numerics, excluded | self._banned())
         except NoRoute:
-            return self._plan(span, numerics, excluded | self._not_to_be_asked())
+            return self._plan(
+                span, numerics, excluded | self._not_to_be_asked() | self._not_needed(span, numerics)
+            )
 
     def plan_at_hand(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
@@ -192,6 +194,22 @@ class Routes:
         """Lost peers whose time to be asked again has not come: others of them get their turn."""
         now = _now()
         return frozenset(peer for peer, ban in self._bans.items() if ban.retry_at > now)
+
+    def _not_needed(self, span: Span, numerics: Numerics | None) -> frozenset[PeerId]:
+        """Lost peers whose blocks others have: it is not for them that there is no chain."""
+        banned, online = self._banned(), self._snapshot.online() if self._snapshot else ()
+        answering = [
+            record
+            for record in online
+            if record.peer_id not in banned
+            and numerics in (None, Numerics(record.dtype, record.quantization))
+        ]
+        holes = missing_blocks(answering, span)
+        return frozenset(
+            record.peer_id
+            for record in online
+            if holes and record.peer_id in banned and not any(record.span.overlap(hole) for hole in holes)
+        )
 
     def _plan(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]

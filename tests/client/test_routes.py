@@ -167,6 +167,18 @@ def test_lost_peers_that_are_all_there_is_take_turns_and_are_asked_ever_less_oft
         assert pauses[-1] == LONGEST_RETRY_S
 
 
+def test_a_lost_peer_is_not_taken_beside_one_that_answers_because_another_span_has_nobody():
+    async def scene(routes):
+        await routes.refresh()
+        routes.lost(A, "it is gone")
+        routes.lost(PeerId("fast"), "it is gone")
+        await asyncio.sleep(FIRST_RETRY_S)
+        return await peers(routes)
+
+    book = Book(record("a", 0, 3), record("b", 3, 6), record("fast", 3, 6, decode_tokens_per_s=500.0))
+    assert with_routes(book, scene) == ["a", "b"]
+
+
 def test_the_error_tells_why_the_missing_blocks_are_missing():
     async def scene(routes):
         await routes.refresh()
