@@ -126,9 +126,8 @@ class Recovery:
         )
         if tuple(hop.rewinds for hop in hops) != state.rewinds:
             await asyncio.gather(*(hop.close() for hop in hops))
-            self.settled = False
             raise NoRoute("The session has been cut since, so it holds something else")
-        self.numerics = self.preferred
+        self.numerics, self.settled = self.preferred, True
         return hops
 
     async def _cover(self, span: Span, held: Mapping[_Place, int]) -> list[Hop]:
@@ -136,14 +135,17 @@ class Recovery:
         for delay_s in _backoff(self.jitter):
             try:
                 planned = await self._plan(span)
-                self._settle(planned)
-                return await self._open_all(planned, held)
+                self._prepare(planned)
+                hops = await self._open_all(planned, held)
             except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
                 if not self.settled:
                     self.numerics = wanted
                 if _now() + delay_s > ends_at:
                     raise self.routes.explain(span, error) from error
                 self.on_wait(error)
+            else:
+                self.settled = True
+                return hops
             await asyncio.sleep(delay_s)
         raise AssertionError("the backoff never ends")
 
@@ -163,8 +165,8 @@ class Recovery:
                 raise
             return route
 
-    def _settle(self, planned: Sequence[PlannedHop]) -> None:
-        """Fix the numerics of this conversation with its first chain; they never change after."""
+    def _prepare(self, planned: Sequence[PlannedHop]) -> None:
+        """Choose the numerics and the codec of the first chain; once that stands they never change."""
         if self.settled:
             return
         self.numerics = _common(planned)
@@ -183,7 +185,6 @@ class Recovery:
             await asyncio.wait(tasks)
             errors = [error for task in tasks if (error := task.exception())]
             if not errors:
-                self.settled = True
                 return [task.result() for task in tasks]
         except asyncio.CancelledError:
             await _abandon(tasks)

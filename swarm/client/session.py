@@ -159,9 +159,9 @@ class Session:
             held = min(end, *(hop.position for hop in hops))
             for hop in hops:
                 hop.rewind(held)
-            self._links = [Link(hop, self._new_ledger(held)) for hop in hops]
-            self._links[0].ledger = self._new_ledger()
-            self._links[0].ledger.recall(self._recall(held))
+            ledgers = [self._new_ledger(), *(self._new_ledger(held) for _ in hops[1:])]
+            ledgers[0].recall(self._recall(held))  # so that the first hop can have a spare
+            self._links = [Link(hop, ledger) for hop, ledger in zip(hops, ledgers, strict=True)]
             return held
 
     async def close(self) -> None:
