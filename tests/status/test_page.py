@@ -1,6 +1,7 @@
 """The page is whole for any swarm, and nothing a peer says can break it."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -158,6 +159,15 @@ def test_peers_with_trouble_come_first_and_the_rest_has_pages():
     last = Page(render_peers(Site(), seen, seen.models[0], 3)).text
     assert "p0400" in last
     assert "Next" not in last
+
+
+def test_a_peer_that_is_gone_has_a_row_like_every_other():
+    seen = state(record("a", 0, 6), record("b", 0, 6))
+    here, away = seen.models[0].peers
+    model = replace(seen.models[0], peers=(here, replace(away, condition="gone")))
+    read = Page(render_page(Site(), replace(seen, models=(model,)), Past(), "24h"))
+    rows = [attrs["class"].split() for _, attrs in read.tags if attrs.get("role") == "row"]
+    assert rows == [["peer"], ["peer"], ["peer", "absent"]]
 
 
 def test_a_coverage_picture_has_a_cell_a_replica_and_marks_holes_and_failures():
