@@ -40,6 +40,9 @@ class UnfinishedReply(msgspec.Struct, frozen=True):
     top_logprobs: int = 0
 
 
+_OF_REQUEST = [name for name in UnfinishedReply.__struct_fields__ if name != "text"]
+
+
 class ConversationState(msgspec.Struct, frozen=True):
     """A conversation as data. `session` says where peers may still hold what `ids` are."""
 
@@ -90,18 +93,7 @@ class Conversation:
 
     def go_on(self, unfinished: UnfinishedReply) -> Generation:
         """Go on with a reply that was interrupted; its first pieces are not given again."""
-        request = Request(
-            unfinished.prompt_ids,
-            unfinished.sampling,
-            max_tokens=unfinished.max_tokens,
-            stop=unfinished.stop,
-            stop_token_ids=unfinished.stop_token_ids,
-            min_tokens=unfinished.min_tokens,
-            include_stop=unfinished.include_stop,
-            skip_special_tokens=unfinished.skip_special_tokens,
-            top_logprobs=unfinished.top_logprobs,
-            output_ids=unfinished.output_ids,
-        )
+        request = Request(**{name: getattr(unfinished, name) for name in _OF_REQUEST})
         return self._begin(unfinished.text, request)
 
     def state(self) -> ConversationState:
@@ -138,17 +130,5 @@ class Conversation:
     def _unfinished(self) -> UnfinishedReply | None:
         if self._generation is None:
             return None
-        request = self._generation.request
-        return UnfinishedReply(
-            text=self._text,
-            prompt_ids=request.prompt_ids,
-            output_ids=tuple(self._generation.token_ids),
-            sampling=request.sampling,
-            max_tokens=request.max_tokens,
-            stop=request.stop,
-            stop_token_ids=request.stop_token_ids,
-            min_tokens=request.min_tokens,
-            include_stop=request.include_stop,
-            skip_special_tokens=request.skip_special_tokens,
-            top_logprobs=request.top_logprobs,
-        )
+        kept = {name: getattr(self._generation.request, name) for name in _OF_REQUEST}
+        return UnfinishedReply(self._text, **kept | {"output_ids": tuple(self._generation.token_ids)})
