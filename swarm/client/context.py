@@ -51,7 +51,7 @@ class Context:
     async def move_to(self, ids: Sequence[int]) -> torch.Tensor:
         """Hold exactly `ids` (at least one), reusing what they share with now; gives logits [vocab]."""
         kept = min(
-            _shared(self._ids, ids), len(ids) - 1
+            shared_length(self._ids, ids), len(ids) - 1
         )  # the last one is fed again: its logits are asked for
         if kept < len(self._ids):
             try:
@@ -97,7 +97,7 @@ class Context:
         del self._ids[held:]
 
 
-def _shared(left: Sequence[int], right: Sequence[int]) -> int:
+def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common beginning."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -9,7 +9,7 @@ one elsewhere ends what is known of its reply, since a reply with a hole would n
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from swarm.client.chat import ConversationState, UnfinishedReply
+from swarm.client.context import shared_length
 from swarm.client.recovery import SessionState
 from swarm.errors import BrokenTranscript, UsageError
 from swarm.model.files import writing_to
@@ -188,7 +189,8 @@ class _Reading:
     def _begin(self, asked: UnfinishedReply) -> None:
         if self.damaged and self.tokens:  # others followed it, so it is too late to go on with it
             self._complete()
-        self.held = _shared(self.held_ids(), asked.prompt_ids)
+        held = self.held_ids()
+        self.held = held[: shared_length(held, asked.prompt_ids)]
         self.turn, self.tokens, self.damaged, self.fed = asked, [], False, False
 
     def _complete(self) -> None:
@@ -223,13 +225,3 @@ def _decoded(line: bytes) -> Line | None:
         return _decode(line)
     except msgspec.DecodeError:
         return None
-
-
-def _shared(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
-    """The longest common beginning."""
-    length = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        length += 1
-    return tuple(left[:length])

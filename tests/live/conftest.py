@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -34,11 +35,17 @@ class Mark:
     """What a test starts with `environment` is found again by `living`."""
 
     home: str
+    scratch: str  # for temporary files: who is killed cannot take them along
     value: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {VARIABLE: self.value, "OMP_NUM_THREADS": "1", "SWARM_HOME": self.home}
+        return {
+            VARIABLE: self.value,
+            "OMP_NUM_THREADS": "1",
+            "SWARM_HOME": self.home,
+            "TMPDIR": self.scratch,
+        }
 
     def living(self) -> list[str]:
         """Command lines of the marked processes that still run."""
@@ -91,20 +98,21 @@ class Background:
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[Mark]:
     """A mark for one test; nothing that carries it may be left at the end."""
-    mark = Mark(str(tmp_path / "home"))
-    yield mark
-    mark.assert_nothing_left()
+    with tempfile.TemporaryDirectory() as scratch:  # a short path: sockets stand in it
+        mark = Mark(str(tmp_path / "home"), scratch)
+        yield mark
+        mark.assert_nothing_left()
 
 
 @pytest.fixture(scope="module")
 def module_mark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mark]:
     """A mark in our own environment, so that all processes started in this module carry it."""
-    mark = Mark(str(tmp_path_factory.mktemp("home")))
-    with pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        mark = Mark(str(tmp_path_factory.mktemp("home")), scratch)
         for name, value in mark.environment.items():
             patch.setenv(name, value)
         yield mark
-    mark.assert_nothing_left()
+        mark.assert_nothing_left()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """`swarm demo` as a stranger runs it: the right answer, and nothing left, whatever ends it."""
 
 import json
+import os
 import signal
 import time
 
@@ -50,6 +51,7 @@ def test_a_demo_that_serves_takes_its_processes_with_it(mark, tiny, number, stat
         _, told = demo.communicate(timeout=30)
     assert demo.returncode == status
     assert "Traceback" not in told
+    assert not os.listdir(mark.scratch) or number == signal.SIGKILL
 
 
 def test_more_peers_than_blocks_are_refused(mark, tiny):
