@@ -15,8 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from swarm.client.hop import Hop, HopSettings, open_hop
+from swarm.client.hop import Hop, HopSettings
 from swarm.client.local import LOCAL, LocalBlocks
+from swarm.client.remote_hop import open_hop
 from swarm.client.router import Numerics, PlannedHop
 from swarm.client.routes import Routes
 from swarm.errors import NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError

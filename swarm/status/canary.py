@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from swarm.client.hop import Hop, HopSettings, open_hop
+from swarm.client.hop import Hop, HopSettings
+from swarm.client.remote_hop import open_hop
 from swarm.client.router import PlannedHop
 from swarm.errors import HopLost, NetworkError, ProtocolError, SessionRefused
 from swarm.network.transport import Network

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 import torch
 
-from swarm.client.hop import (
+from swarm.client.hop import HopSettings
+from swarm.client.remote_hop import (
     DEADLINE_FACTOR,
     DEADLINE_FLOOR_S,
     DEEPEST_QUEUE,
     LONGEST_DEADLINE_S,
     SLOWER_FACTOR,
-    HopSettings,
     RemoteHop,
     open_hop,
 )
