@@ -101,17 +101,10 @@ class Routes:
 
     def plan_around(self, span: Span, numerics: Numerics | None, stopgap: PeerId) -> tuple[PlannedHop, ...]:
         """The best chain over `span` by what is known, with `stopgap` for the blocks nobody hosts."""
-        known = self._snapshot.online() if self._snapshot else ()
-        banned = self._banned()
-        answering = [
-            record for record in known if record.peer_id not in banned and record.wire_version == WIRE_VERSION
-        ]
-        kind = numerics or next(
-            (Numerics(record.dtype, record.quantization) for record in answering), DEFAULT_NUMERICS
-        )
-        alike = [record for record in answering if (record.dtype, record.quantization) == kind]
+        kinds = (Numerics(record.dtype, record.quantization) for record in self._answering())
+        kind = numerics or next(kinds, DEFAULT_NUMERICS)
         route: list[PlannedHop] = []
-        for part, hosted in partition(span, alike):
+        for part, hosted in partition(span, self._answering(kind)):
             if hosted:
                 route.extend(self._plan(part, kind, self._banned()))
             else:
@@ -196,20 +189,26 @@ class Routes:
         return frozenset(peer for peer, ban in self._bans.items() if ban.retry_at > now)
 
     def _not_needed(self, span: Span, numerics: Numerics | None) -> frozenset[PeerId]:
-        """Lost peers whose blocks others have: it is not for them that there is no chain."""
-        banned, online = self._banned(), self._snapshot.online() if self._snapshot else ()
-        answering = [
+        """Lost peers that host no block that is missing: it is not for them that there is no chain."""
+        holes = missing_blocks(self._answering(numerics), span)
+        if self._snapshot is None or not holes:
+            return frozenset()
+        return self._banned() - {
+            record.peer_id
+            for record in self._snapshot.online()
+            if any(record.span.overlap(hole) for hole in holes)
+        }
+
+    def _answering(self, numerics: Numerics | None = None) -> list[PeerRecord]:
+        """Peers that can be talked to, were not lost lately and compute like this, or in any way."""
+        banned = self._banned()
+        return [
             record
-            for record in online
+            for record in (self._snapshot.online() if self._snapshot else ())
             if record.peer_id not in banned
+            and record.wire_version == WIRE_VERSION
             and numerics in (None, Numerics(record.dtype, record.quantization))
         ]
-        holes = missing_blocks(answering, span)
-        return frozenset(
-            record.peer_id
-            for record in online
-            if holes and record.peer_id in banned and not any(record.span.overlap(hole) for hole in holes)
-        )
 
     def _plan(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
