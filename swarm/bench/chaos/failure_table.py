@@ -12,7 +12,7 @@ that its stream breaks and another replica has to take the hop over.
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from swarm.bench.chaos.replies import Question, ask, make_questions, percentile
@@ -102,7 +102,8 @@ async def failure_table(stage: Stage) -> AsyncGenerator[Cell, None]:
     limit_s = FIRST_LIMIT_S
     for probability in PROBABILITIES:
         for strategy in STRATEGIES:
-            async with await stage.client(spares="always" if strategy == "spare" else "off") as client:
+            options = replace(stage.options, spares="always" if strategy == "spare" else "off")
+            async with await stage.client(options) as client:
                 trial = _Trial(stage, client, question, probability, strategy)
                 await trial.run(limit_s)
             if not expected:

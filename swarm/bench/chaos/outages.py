@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swarm.bench.chaos.acts import any_one_and_its_replicas, freeze, kill
@@ -109,7 +110,7 @@ async def outage(scene: Scene) -> None:
 async def local_fallback(scene: Scene) -> None:
     """All replicas of a span die and stay dead; the client has the weights and runs the blocks itself."""
     told: list[str] = []
-    await scene.join(on_local=told.append)
+    await scene.join(replace(scene.stage.options, local_fallback=True, on_local=told.append))
     await scene.ask_during(kill(any_one_and_its_replicas))
     scene.require(scene.losses > 0, "no loss was noticed")
     scene.require(bool(told), "the client did not say that it runs blocks itself")
@@ -131,7 +132,7 @@ async def other_cuts(scene: Scene) -> None:
 
 async def promote_spare(scene: Scene) -> None:
     """A hop with a warm spare dies: only what the spare lags behind is replayed."""
-    await scene.join(spares="always")
+    await scene.join(replace(scene.stage.options, spares="always"))
     replies = await scene.ask_during(kill())
     resumes = [resume for reply in replies for resume in reply.resumes]
     scene.require(bool(resumes), "no loss was noticed")

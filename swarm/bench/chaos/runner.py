@@ -12,7 +12,8 @@ from swarm.bench.chaos.leftovers import Baseline, left_behind
 from swarm.bench.chaos.report import Result
 from swarm.bench.chaos.scenarios import Scenario
 from swarm.bench.chaos.scene import References, Scene
-from swarm.bench.chaos.stage import SparePolicy, Stage, StageConfig
+from swarm.bench.chaos.stage import Stage, StageConfig
+from swarm.client.spares import Policy
 from swarm.config import store_root
 from swarm.errors import SwarmError, UsageError
 from swarm.model.config import read_config
@@ -33,7 +34,7 @@ class ChaosConfig:
 
     model: str | None = None
     seed: int = 0
-    spares: SparePolicy = "auto"
+    spares: Policy = "auto"
 
 
 @asynccontextmanager

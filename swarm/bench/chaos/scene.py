@@ -7,11 +7,11 @@ same questions are made once and shared by all scenes.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm.bench.chaos.replies import Observed, Question, ask, make_questions, observe
-from swarm.bench.chaos.stage import SparePolicy, Stage, StagedPeer
-from swarm.client.client import Client
+from swarm.bench.chaos.stage import Stage, StagedPeer
+from swarm.client.client import Client, ClientOptions
 from swarm.client.generation import Generation
 from swarm.errors import SwarmError
 
@@ -38,7 +38,7 @@ class References:
     async def of(self, questions: Sequence[Question]) -> list[Observed]:
         """The undisturbed replies. To be called while nothing is disturbed. Raises `ScenarioFailed`."""
         if missing := [question for question in questions if question not in self._replies]:
-            async with await self.stage.client(spares="off") as client:
+            async with await self.stage.client(replace(self.stage.options, spares="off")) as client:
                 replies = await asyncio.gather(*(observe(ask(client, each), each) for each in missing))
             for reply in replies:
                 if reply.error is not None:
@@ -66,15 +66,10 @@ class Scene:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.stage.config.seed)  # noqa: S311 - repeatable on purpose
 
-    async def join(
-        self,
-        spares: SparePolicy | None = None,
-        through: Sequence[str] = (),
-        on_local: Callable[[str], None] | None = None,
-    ) -> Client:
-        """Open the client of this scene, in place of the one it had; see `Stage.client`."""
+    async def join(self, options: ClientOptions | None = None, through: Sequence[str] = ()) -> Client:
+        """Open the client of this scene, in place of the one it had."""
         await self.leave()
-        self.client = await self.stage.client(spares, through, on_local)
+        self.client = await self.stage.client(options, through)
         return self.client
 
     async def leave(self) -> None:

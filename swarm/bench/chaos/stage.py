@@ -7,21 +7,20 @@ port started here is known here, so that what is left behind can be told from wh
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.request import urlopen
 
 from swarm.client.client import Client, ClientOptions
+from swarm.client.spares import Policy
 from swarm.testing.faults import NodeProcesses
 from swarm.testing.links import HOST, LinkEmulator
 from swarm.testing.processes import SwarmProcess
 from swarm.values import PeerId, Span
-
-SparePolicy = Literal["off", "auto", "always"]
 
 MEMORY_PER_PEER = "1GiB"
 DRAIN_S = 10.0
@@ -40,7 +39,7 @@ class StageConfig:
     home: Path
     replicas: int = 2
     seed: int = 0
-    spares: SparePolicy = "auto"
+    spares: Policy = "auto"
     lease_s: float = 2.0
     patience_s: float = 60.0
 
@@ -176,22 +175,15 @@ class Stage:
         """The other peers of its span."""
         return [other for other in self.everybody if other.span == peer.span and other is not peer]
 
-    async def client(
-        self,
-        spares: SparePolicy | None = None,
-        join: Sequence[str] = (),
-        on_local: Callable[[str], None] | None = None,
-    ) -> Client:
-        """A client of this swarm, on a node of its own. With `on_local` it may run missing blocks itself."""
+    @property
+    def options(self) -> ClientOptions:
+        """How a client behaves here, unless a scenario wants it otherwise."""
         config = self.config
-        options = ClientOptions(
-            lease_s=config.lease_s,
-            patience_s=config.patience_s,
-            spares=spares or config.spares,
-            local_fallback=on_local is not None,
-            on_local=on_local or _nobody_asks,
-        )
-        return await Client.open(config.model, join=join or [self.join], options=options)
+        return ClientOptions(lease_s=config.lease_s, patience_s=config.patience_s, spares=config.spares)
+
+    async def client(self, options: ClientOptions | None = None, join: Sequence[str] = ()) -> Client:
+        """A client of this swarm, on a node of its own."""
+        return await Client.open(self.config.model, join=join or [self.join], options=options or self.options)
 
     async def until_in_use(self, peers: Sequence[StagedPeer]) -> StagedPeer:
         """Wait until one of the peers serves a session."""
@@ -251,10 +243,6 @@ class Stage:
         if self._bootstrap is not None:
             ending.append(self._bootstrap.stop())
         await asyncio.gather(*ending)
-
-
-def _nobody_asks(text: str) -> None:
-    pass
 
 
 def joining(addresses: Sequence[str]) -> list[str]:
