@@ -1,13 +1,9 @@
 """A service ends when it is told to, and when something it stands on has ended; never later."""
 
 import asyncio
-import os
-import signal
-
-import pytest
 
 from swarm.errors import NetworkError
-from swarm.lifetime import stopped_by_hangup, until_stopped
+from swarm.lifetime import until_stopped
 from swarm.testing.clock import run_virtual
 
 
@@ -62,28 +58,3 @@ def test_a_task_that_fails_ends_the_wait_with_its_error():
 
 def test_a_task_that_returns_does_not():
     assert outcome(Node(), after(1), after(2)) == (60, "", 0)
-
-
-async def test_the_end_of_the_terminal_tells_to_stop_however_often():
-    stop = asyncio.Event()
-    with stopped_by_hangup(stop):
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.wait_for(stop.wait(), 5)
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
-
-
-@pytest.fixture
-def nohup():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-async def test_what_was_started_with_nohup_outlives_its_terminal(nohup):
-    stop = asyncio.Event()
-    with stopped_by_hangup(stop):
-        os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.05)
-    assert not stop.is_set()
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from swarm.cli.main import EXIT_TERMINATED
-from swarm.lifetime import stopped_by_hangup
 
 Result = TypeVar("Result")
 
@@ -79,7 +78,10 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], until_eof
         loop.add_signal_handler(number, on_signal, number)
     if until_eof:
         loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stop)
-    with stopped_by_hangup(stop), contextlib.suppress(asyncio.CancelledError):
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not started with nohup
+        # shell and system may both tell it, so a second time is no second Ctrl-C
+        loop.add_signal_handler(signal.SIGHUP, stop.set)
+    with contextlib.suppress(asyncio.CancelledError):
         await serving
 
 

@@ -75,3 +75,25 @@ def test_a_second_signal_lets_a_service_put_away_what_it_has_open():
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "put away\n"
         assert process.wait(timeout=10) == 0
+
+
+def test_the_end_of_its_terminal_lets_a_service_drain_however_often_it_is_told():
+    with start("runtime.run_service(polite)\n") as process:
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "put away\n"
+        assert process.wait(timeout=10) == 0
+
+
+def test_what_was_started_with_nohup_outlives_its_terminal():
+    ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    with start(ignoring, "runtime.run_service(polite)\n") as process:
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+        process.kill()
+        assert process.stdout.read() == ""
