@@ -171,24 +171,22 @@ async def test_a_peer_that_started_again_is_looked_for_at_once() -> None:
         await doors.check(A)
 
 
-async def test_a_silent_peer_that_goes_on_speaking_in_the_dht_is_looked_for_once_each_time() -> None:
+async def test_a_word_that_a_clock_ahead_may_have_dated_is_no_sign_of_life() -> None:
     with contextlib.ExitStack() as stack:
         _, doors = await silent_peer(stack)
-        doors.heard_of(record(issued_at=NOW + 1))  # its clock may be ahead
-        with pytest.raises(PeerUnreachable):
-            await doors.check(A, may_search=True)
-        doors.heard_of(record(issued_at=NOW + 4))
-        with pytest.raises(PeerUnreachable):
-            await doors.check(A)
-        await doors.check(A, may_search=True)
+        doors.heard_of(record(issued_at=NOW + 1))
         with pytest.raises(PeerUnreachable):
             await doors.check(A, may_search=True)
 
 
-async def test_a_peer_that_is_silent_for_long_is_looked_for_now_and_then() -> None:
+@pytest.mark.parametrize("reason", ["it goes on speaking in the DHT", "it has been silent for long"])
+async def test_a_silent_peer_is_looked_for_once_for_each_reason(reason: str) -> None:
     with contextlib.ExitStack() as stack:
         p2pd, doors = await silent_peer(stack)
-        p2pd.now += SEARCH_EVERY_S + 1
+        if reason == "it goes on speaking in the DHT":
+            doors.heard_of(record(issued_at=NOW + 4))
+        else:
+            p2pd.now += SEARCH_EVERY_S + 1
         with pytest.raises(PeerUnreachable):
             await doors.check(A)
         await doors.check(A, may_search=True)
