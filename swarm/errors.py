@@ -20,6 +20,7 @@
     │   ├── FrameTooLarge
     │   ├── MalformedMessage
     │   ├── InvalidRecord
+    │   │   └── StaleRecord     it was valid once, or will be
     │   └── WireVersionMismatch
     ├── RequestError            one request cannot be served as asked
     │   ├── EmptyPrompt
@@ -166,6 +167,15 @@ class InvalidRecord(ProtocolError):
     """A directory record with a wrong signature, owner, key or life."""
 
     code = "invalid_record"
+
+
+class StaleRecord(InvalidRecord):
+    """A record that was valid once, or will be: it has expired, or is from the future.
+
+    Clocks differ and answers travel, so that is nobody's fault.
+    """
+
+    code = "stale_record"
 
 
 class WireVersionMismatch(ProtocolError):

@@ -19,11 +19,13 @@ from swarm.client.generation import Request
 from swarm.client.reply import Piece, Reply
 from swarm.config import load_config_file
 from swarm.model.sampling import Sampling
-from swarm.network.admission import BLOCKS_PER_BUCKET, MAX_SEALED_BYTES
+from swarm.network.admission import BLOCKS_PER_BUCKET
+from swarm.network.storage import MAX_KEPT_BYTES, MAX_PER_KEY
 from swarm.peer.handler import MAX_QUEUED_MESSAGES
+from swarm.wire.directory import DIRECTORY_PROTOCOL
 from swarm.wire.frames import MAX_BODY_BYTES, MAX_HEADER_BYTES
 from swarm.wire.messages import MAX_STEP_TOKENS, SESSION_PROTOCOL, WIRE_VERSION, AnyMessage
-from swarm.wire.records import AnyRecord
+from swarm.wire.records import MAX_BLOCKS, MAX_SEALED_BYTES, AnyRecord
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -115,6 +117,9 @@ def test_the_protocol_tells_every_field_of_the_record(record):
         f"bucket of {BLOCKS_PER_BUCKET} blocks",
         f"at most {MAX_SEALED_BYTES} bytes",
         f"Protocol name `{SESSION_PROTOCOL}`",
+        f"Protocol name `{DIRECTORY_PROTOCOL}`",
+        f"at most {MAX_BLOCKS} blocks",
+        f"at most {MAX_PER_KEY} records under one key and {MAX_KEPT_BYTES // 2**20} MiB in all",
         f"| wire version, {WIRE_VERSION} |",
     ],
 )

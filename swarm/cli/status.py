@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
 
 WATCH_EVERY_S = 5.0
+MAX_COLUMNS = 130  # as many as the largest models have blocks
 _DIGITS = "·123456789"  # peers a block; more than nine are a plus
 _COLOURS = {"healthy": "green", "degraded": "yellow", "broken": "red", "unknown": "blue"}
 _PEER_COLOURS = {"proven": "green", "failing": "red", "disputed": "yellow", "slow": "yellow"}
@@ -114,10 +115,15 @@ def _draw(console: "Console", model: "ModelStatus") -> None:
     console.print(heading, highlight=False)
     for reason in model.reasons:
         console.print(f"  {escape(reason)}", highlight=False)
-    console.print(
-        f"  {''.join(_DIGITS[count] if count < 10 else '+' for count in model.coverage)}", highlight=False
-    )
+    console.print(f"  {coverage_line(model.coverage)}", highlight=False)
     _draw_peers(console, model.peers)
+
+
+def coverage_line(coverage: "Sequence[int]") -> str:
+    """A character a block; where there are more than fit a line, the weakest of a few blocks each."""
+    step = -(-len(coverage) // MAX_COLUMNS)
+    weakest = [min(coverage[at : at + step]) for at in range(0, len(coverage), step)]
+    return "".join(_DIGITS[count] if count < 10 else "+" for count in weakest)
 
 
 def _draw_peers(console: "Console", peers: "Sequence[PeerStatus]") -> None:

@@ -1,18 +1,18 @@
 """The directory: publish what this node hosts, and look up what others host.
 
 Records of a model stand in buckets of 32 blocks, under the peer's id, so that no key holds a whole
-big swarm. Nothing that comes back is trusted: every record is checked again here, whoever sent it.
-A record of another wire version is passed on as it is; what to make of it is the router's decision.
+big swarm. The network gives only records that network/admission has let through. A record of another
+wire version is passed on as it is; what to make of it is the router's decision.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 
 from msgspec import structs
 
-from swarm.errors import InvalidRecord
-from swarm.network.admission import MODELS_KEY, bucket_keys, keys_of, open_at, subkey_of
+from swarm.network.admission import MODELS_KEY, bucket_keys, keys_of, newest
 from swarm.network.transport import Network
 from swarm.security.identity import Identity
 from swarm.values import ModelDigest, Span
@@ -20,6 +20,7 @@ from swarm.wire.records import AnyRecord, ModelRecord, PeerRecord, Snapshot, sea
 
 WITHDRAWN_LIFE_S = 10.0
 MAX_SPONSORS = 8
+COUNT_SPONSORS_EVERY_S = 30.0
 
 
 class Directory:
@@ -32,13 +33,10 @@ class Directory:
     async def snapshot(self, model: ModelDigest, num_blocks: int) -> Snapshot:
         """All valid records of a model now, by span. Raises `NetworkError`."""
         keys = bucket_keys(model, Span(0, num_blocks))
-        newest: dict[str, PeerRecord] = {}
-        for record in await self._read(*keys):
-            if not isinstance(record, PeerRecord) or record.end > num_blocks:
-                continue
-            if record.peer not in newest or newest[record.peer].sequence < record.sequence:
-                newest[record.peer] = record
-        peers = sorted(newest.values(), key=lambda record: (record.start, record.end, record.peer))
+        found = await asyncio.gather(*(self._network.fetch(key) for key in keys))
+        told = newest(chain.from_iterable(found))  # of one peer two buckets may tell different words
+        hosting = [each for each in told if isinstance(each, PeerRecord) and each.end <= num_blocks]
+        peers = sorted(hosting, key=lambda record: (record.start, record.end, record.peer))
         return Snapshot(model, num_blocks, tuple(peers), self._now())
 
     async def models(self) -> tuple[ModelRecord, ...]:
@@ -50,18 +48,7 @@ class Directory:
         return tuple(sorted(chosen, key=lambda record: (record.name, record.model)))
 
     async def _model_records(self) -> list[ModelRecord]:
-        return [record for record in await self._read(MODELS_KEY) if isinstance(record, ModelRecord)]
-
-    async def _read(self, *keys: str) -> list[AnyRecord]:
-        found = await asyncio.gather(*(self._network.fetch(key) for key in keys))
-        now = self._now()
-        records = []
-        for key, values in zip(keys, found, strict=True):
-            for subkey, sealed in values.items():
-                record = _admitted(key, subkey, sealed, now)
-                if record is not None:
-                    records.append(record)
-        return records
+        return [record for record in await self._network.fetch(MODELS_KEY) if isinstance(record, ModelRecord)]
 
 
 class OwnDirectory(Directory):
@@ -71,6 +58,8 @@ class OwnDirectory(Directory):
         super().__init__(network, now)
         self._identity = identity
         self._last_expiry = 0.0
+        self._is_sponsor = False
+        self._sponsors_counted_at = -COUNT_SPONSORS_EVERY_S
 
     async def announce(self, record: PeerRecord) -> bool:
         """Publish this peer's record in every bucket that its span touches.
@@ -89,35 +78,28 @@ class OwnDirectory(Directory):
         return await self._publish(structs.replace(record, state="draining", expires_at=expires_at))
 
     async def announce_model(self, record: ModelRecord) -> bool:
-        """Sponsor a model, unless eight others do. Whether this node now sponsors it.
+        """Sponsor a model, unless eight others say the same of it. Whether this node now sponsors it.
 
         Raises `NetworkError` when the directory does not answer.
         """
-        others = {other.peer for other in await self._model_records() if other.model == record.model}
-        if len(others - {record.peer}) >= MAX_SPONSORS:
-            return False
-        return await self._publish(record)
+        now = self._now()
+        if not 0 <= now - self._sponsors_counted_at < COUNT_SPONSORS_EVERY_S:
+            agreeing = [other for other in await self._model_records() if _facts(other) == _facts(record)]
+            self._is_sponsor = len({other.peer for other in agreeing} - {record.peer}) < MAX_SPONSORS
+            self._sponsors_counted_at = now
+        return self._is_sponsor and await self._publish(record)
 
     async def _publish(self, record: AnyRecord) -> bool:
         sealed = seal(record, self._identity.sign)
-        places = [(key, subkey_of(record)) for key in keys_of(record)]
-        stored = await asyncio.gather(
-            *(self._network.store(key, subkey, sealed, record.expires_at) for key, subkey in places)
-        )
-        return all(stored)
+        return all(await asyncio.gather(*(self._network.store(key, sealed) for key in keys_of(record))))
 
 
-def _admitted(key: str, subkey: str, sealed: bytes, now: float) -> AnyRecord | None:
-    try:
-        return open_at(key, subkey, sealed, now)
-    except InvalidRecord:
-        return None
+def _facts(record: ModelRecord) -> tuple[str, str, int, int, str]:
+    """What a sponsor says of a model."""
+    return (record.model, record.name, record.num_blocks, record.hidden_size, record.model_type)
 
 
 def _majority(records: list[ModelRecord]) -> ModelRecord:
-    votes = Counter((r.name, r.num_blocks, r.hidden_size, r.model_type) for r in records)
+    votes = Counter(map(_facts, records))
     winner = max(sorted(votes), key=lambda facts: votes[facts])
-    return min(
-        (r for r in records if (r.name, r.num_blocks, r.hidden_size, r.model_type) == winner),
-        key=lambda record: record.peer,
-    )
+    return min((each for each in records if _facts(each) == winner), key=lambda record: record.peer)

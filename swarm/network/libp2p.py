@@ -23,7 +23,6 @@ from swarm.network.addresses import (
     parse_join_address,
     parse_listen_address,
 )
-from swarm.network.admission import Entry
 from swarm.network.channel import Channel
 from swarm.network.daemon import Daemon, DaemonOptions, choose_ports
 from swarm.network.handlers import HandlerTasks
@@ -36,12 +35,14 @@ from swarm.network.rejoin import (
     remember,
     save_peer_list,
 )
+from swarm.network.storage import RecordStorage
 from swarm.network.transport import Handler
 from swarm.security.identity import Identity
 from swarm.values import PeerId
+from swarm.wire.records import AnyRecord
 
 if TYPE_CHECKING:
-    from swarm.network.node import Memory, Node
+    from swarm.network.node import Node
 
 _JOIN_TIMEOUT_S = 8.0
 _JOIN_GRACE_S = 1.0  # for the slower addresses once one has answered
@@ -100,7 +101,7 @@ class Libp2pNetwork:
         self._tasks = HandlerTasks()
         self._background: list[asyncio.Task[None]] = []
         self._addresses: tuple[str, ...] = ()
-        self._memory: Memory | None = None
+        self._storage = RecordStorage()  # outlives p2pd
         self._node: Node | None = None
         self._up = asyncio.Event()
         self._failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
@@ -147,13 +148,11 @@ class Libp2pNetwork:
         node = await self._running_node()
         await self._serve_on(node, protocol, handler)
 
-    async def store(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
-        entry = Entry(subkey, value, expires_at)
-        return await self._on_dht(lambda node: node.store(key, entry), f"keep a record under {key}")
+    async def store(self, key: str, sealed: bytes) -> bool:
+        return await self._on_dht(lambda node: node.store(key, sealed), f"keep a record under {key}")
 
-    async def fetch(self, key: str) -> dict[str, bytes]:
-        entries = await self._on_dht(lambda node: node.fetch(key), f"look up {key}")
-        return {entry.subkey: entry.sealed for entry in entries if entry.expires_at > time.time()}
+    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+        return await self._on_dht(lambda node: node.fetch(key), f"look up {key}")
 
     async def wait_failed(self) -> SwarmError:
         return await asyncio.shield(self._failed)
@@ -194,8 +193,7 @@ class Libp2pNetwork:
             raise
         try:
             module = await loading
-            self._memory = self._memory or module.Memory()
-            node: Node = await module.Node.start(daemon, self._memory, self._options.client)
+            node: Node = await module.Node.start(daemon, self._storage, self._options.client)
         except BaseException:
             await daemon.stop()
             raise

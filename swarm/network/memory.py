@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from swarm.errors import InvalidRecord, NetworkError, PeerUnreachable, SwarmError
-from swarm.network.admission import Entry, admit, supersedes
+from swarm.network.admission import Admission, newest
 from swarm.network.channel import Channel
 from swarm.network.handlers import HandlerTasks
+from swarm.network.storage import RecordStorage
 from swarm.network.transport import Handler
 from swarm.security.identity import Identity
 from swarm.values import PeerId
@@ -48,7 +49,8 @@ class MemorySwarm:
         self._frozen: dict[PeerId, asyncio.Event] = {}  # set when it thaws
         self._nodes: dict[PeerId, MemoryNetwork] = {}
         self._pipes: set[_Pipe] = set()
-        self._records: dict[str, dict[str, tuple[Entry, AnyRecord]]] = {}
+        self._admission = Admission()
+        self._storage = RecordStorage(self._random)
 
     def join(self, identity: Identity) -> "MemoryNetwork":
         """A new node. One identity has at most one live node."""
@@ -112,24 +114,18 @@ class MemorySwarm:
         self._pipes |= {there, back}
         return Channel(target, back, _Writer(there, back)), Channel(source, there, _Writer(back, there))
 
-    def store(self, key: str, entry: Entry) -> bool:
+    def store(self, key: str, sealed: bytes, sender: PeerId) -> bool:
         """Keep a record, if the rules of the directory let it stand there."""
         try:
-            record = admit(key, entry, self.now())
+            record = self._admission.admit(key, sealed, self.now())
         except InvalidRecord:
             return False
-        stored = self._records.setdefault(key, {})
-        present = stored.get(entry.subkey)
-        if present is not None and present[0].expires_at > self.now() and not supersedes(record, present[1]):
-            return False
-        stored[entry.subkey] = (entry, record)
-        return True
+        return record.peer == sender and self._storage.put(key, record, sealed, self.now())
 
-    def fetch(self, key: str) -> dict[str, bytes]:
+    def fetch(self, key: str) -> tuple[AnyRecord, ...]:
         """The live records under a key."""
         now = self.now()
-        stored = self._records.get(key, {})
-        return {subkey: entry.sealed for subkey, (entry, _) in stored.items() if entry.expires_at > now}
+        return newest(self._admission.admit(key, sealed, now) for sealed in self._storage.get(key, now))
 
     def remove(self, peer: PeerId) -> None:
         """Take a node out and break its pipes."""
@@ -186,11 +182,11 @@ class MemoryNetwork:
         self._check_open()
         self._handlers[protocol] = handler
 
-    async def store(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+    async def store(self, key: str, sealed: bytes) -> bool:
         await self._awake()
-        return self._swarm.store(key, Entry(subkey, value, expires_at))
+        return self._swarm.store(key, sealed, self._peer_id)
 
-    async def fetch(self, key: str) -> dict[str, bytes]:
+    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
         await self._awake()
         return self._swarm.fetch(key)
 

@@ -1,7 +1,7 @@
-"""One life of a libp2p node: hivemind's daemon client and DHT around a running p2pd.
+"""One life of a libp2p node: hivemind's daemon client around a running p2pd, and the DHT on top of it.
 
-The only file that imports hivemind (and with it torch), so it is itself imported only when a node
-starts. It does not restart or rejoin anything; network/libp2p does. Every error of hivemind's, of
+With network/dht the only file that imports hivemind (and with it torch), so both are imported only when
+a node starts. It does not restart or rejoin anything; network/libp2p does. Every error of hivemind's, of
 its daemon and of the sockets between ends here and goes on as a `SwarmError`.
 """
 
@@ -9,113 +9,102 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
-from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import ValidationError
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage
-from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
-from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
-from swarm.errors import ClockSkew, InvalidRecord, NetworkError, PeerUnreachable
+from swarm.errors import ClockSkew, NetworkError, PeerUnreachable, ProtocolError
 from swarm.network.addresses import JoinAddress
-from swarm.network.admission import Entry, keys_of, open_entry, supersedes
 from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
+from swarm.network.dht import Dht, Surroundings
 from swarm.network.knock import Doors
+from swarm.network.storage import RecordStorage
 from swarm.values import PeerId
+from swarm.wire.directory import DIRECTORY_PROTOCOL
 from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
-_RPC_TIMEOUT_S = 3.0
 _FIND_PEER_TIMEOUT_S = 1.0
+_MAX_UNSENT_ANSWERS = 64
 
 OnChannel = Callable[[Channel], Awaitable[None]]
 
 
-class _Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is not typed
-    """What this node keeps for the DHT: of two records of one peer, only the one of higher sequence."""
+class _Control(ControlClient):  # type: ignore[misc]  # hivemind is not typed
+    """hivemind's client of p2pd, which goes deaf when an answer meets a call that is being cancelled."""
 
-    def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
-        stored = self.get(key)
-        present = stored.value.get(subkey) if stored is not None else None
-        if present is not None and not _is_newer(subkey, (value, expiration_time), tuple(present)):
-            return False
-        return bool(super().store_subkey(key, subkey, value, expiration_time))
+    async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
+        """Waits in a task of its own: a call that nobody waits for any more ends when p2pd ends it."""
+        return await asyncio.shield(super().call_unary_handler(peer_id, proto, data))
 
+    async def stream_open(
+        self, peer_id: PeerID, protocols: Sequence[str]
+    ) -> tuple[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter]:
+        """As hivemind's, which leaves the connection to p2pd open when no stream comes about."""
+        request = p2pd_pb2.StreamOpenRequest(peer=peer_id.to_bytes(), proto=list(protocols))
+        reader, writer = await self.daemon_connector.open_connection()
+        try:
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request))
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            raise_if_failed(response)
+        except BaseException:
+            writer.close()
+            raise
+        return StreamInfo.from_protobuf(response.streamInfo), reader, writer
 
-@dataclass(slots=True)
-class Memory:
-    """What outlives a restart of p2pd: what this node keeps for others in the DHT."""
-
-    storage: _Storage = field(default_factory=_Storage)
-
-
-class _P2P(P2P):  # type: ignore[misc]
-    """What the DHT calls its neighbors through: it knocks before it lets p2pd dial."""
-
-    doors: Doors
-
-    async def call_protobuf_handler(self, peer_id: PeerID, *call: object) -> object:
-        peer = PeerId(peer_id.to_base58())
-        await self.doors.check(peer)
-        answer = await super().call_protobuf_handler(peer_id, *call)
-        await self.doors.met(peer)
-        return answer
+    @property
+    def is_behind(self) -> bool:
+        """Whether p2pd takes in answers more slowly than they are made."""
+        return bool(self._pending_messages.qsize() > _MAX_UNSENT_ANSWERS)
 
 
 class Node:
     """A running p2pd with the DHT on top of it."""
 
-    def __init__(self, daemon: Daemon, control: ControlClient, p2p: _P2P, dht: DHTNode) -> None:
+    def __init__(
+        self, daemon: Daemon, control: _Control, own: PeerId, storage: RecordStorage, client: bool
+    ) -> None:
         self.daemon = daemon
         self._control = control
-        self._p2p = p2p
-        self._dht = dht
+        self._doors = Doors(partial(_is_connected, control), partial(_addresses_of, control))
+        around = Surroundings(self._call, self._heard_of, time.time)
+        self._dht = Dht(own, not client, storage, around)
         self._lifetime = contextlib.AsyncExitStack()
         self._opening: set[asyncio.Task[Any]] = set()
 
     @classmethod
-    async def start(cls, daemon: Daemon, memory: Memory, client: bool) -> "Node":
-        """Connect to a fresh p2pd and start the DHT, alone yet. Raises `NetworkError`."""
+    async def start(cls, daemon: Daemon, storage: RecordStorage, client: bool) -> "Node":
+        """Connect to a fresh p2pd and start the DHT, alone yet. Raises `NetworkError`.
+
+        `storage`, what this node keeps for others, outlives the node. A `client` keeps nothing.
+        """
         use_hivemind_log_handler("nowhere")
         with _translated(NetworkError, "The network daemon p2pd does not answer"):
             connector = DaemonConnector(_unix(daemon.control_socket))
-            control = await ControlClient.create(
-                connector, _unix(daemon.callback_socket), use_persistent_conn=False
-            )
-            p2p = await _P2P.replicate(_unix(daemon.control_socket))
-            p2p.doors = Doors(partial(_is_connected, control), partial(_addresses_of, control))
-            # The place in the DHT follows from the key: a node that starts again is the same one there.
-            dht_id = DHTID.generate(source=p2p.peer_id.to_bytes())
-            dht = await DHTNode.create(
-                p2p, dht_id, client_mode=client, record_validator=_Validator(p2p.doors),
-                wait_timeout=_RPC_TIMEOUT_S,
-                # A record lives for seconds and says how long; caches would only serve older ones.
-                cache_locally=False, cache_nearest=0, cache_on_store=False,
-            )  # fmt: skip
-            dht.protocol.storage = memory.storage
-            node = cls(daemon, control, p2p, dht)
+            control = await _Control.create(connector, _unix(daemon.callback_socket))
+            peer, _ = await control.identify()
+            node = cls(daemon, control, PeerId(peer.to_base58()), storage, client)
             await node._lifetime.enter_async_context(control.listen())
+            if not client:
+                await control.add_unary_handler(DIRECTORY_PROTOCOL, node._on_request)
         return node
 
     async def close(self) -> None:
         """End this life, also when p2pd is dead already."""
-        self._dht.is_alive = False  # not shutdown(): that asks p2pd and would wait for the dead
-        await self._p2p.shutdown()
+        await self._dht.close()
+        self._control.close()
         await self.daemon.stop()
         await self._lifetime.aclose()
         if self._opening:
@@ -132,31 +121,30 @@ class Node:
 
         Raises `PeerUnreachable` or `ClockSkew`.
         """
-        peer = PeerID.from_base58(address.peer)
         with _translated(PeerUnreachable, f"{address} does not answer"):
-            await self._p2p.doors.check_address(address)
-            await self._control.connect(peer, [Multiaddr(address.route)])
-            try:
-                answered = await self._dht.protocol.call_ping(peer, validate=True, strict=True)
-            except ValidationError as error:
-                if "local time" in str(error):
-                    raise _clock_skew(address) from error
-                # The other end cannot dial us (yet): a node behind a NAT waits for its relay.
-                answered = await self._dht.protocol.call_ping(peer)
-        if answered is None:
-            raise PeerUnreachable(f"{address} answers, but it is not a node of a swarm, or not a serving one")
+            await self._doors.check_address(address)
+            await self._control.connect(PeerID.from_base58(address.peer), [Multiaddr(address.route)])
+        asked_at = time.time()
+        try:
+            welcome = await self._dht.introduce(address.peer)
+        except (NetworkError, ProtocolError) as error:
+            raise PeerUnreachable(
+                f"{address} answers, but it is not a node of a swarm, or not a serving one"
+            ) from error
+        if not asked_at - MAX_CLOCK_SKEW_S <= welcome.time <= time.time() + MAX_CLOCK_SKEW_S:
+            raise _clock_skew(address)
 
     async def explore(self) -> None:
-        """Find the nodes nearest to this one, and be found by them (Kademlia, section 2.3)."""
-        await self._dht.find_nearest_nodes([self._dht.node_id])
+        """Find the nodes nearest to this one, and be found by them."""
+        await self._dht.explore()
 
     def neighbors(self) -> tuple[PeerId, ...]:
         """The nodes of the routing table."""
-        return tuple(PeerId(peer.to_base58()) for peer in self._dht.protocol.routing_table.peer_id_to_uid)
+        return self._dht.neighbors()
 
     async def ping(self, peer: PeerId) -> None:
         """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
-        await self._dht.protocol.call_ping(PeerID.from_base58(peer))
+        await self._dht.ping(peer)
 
     async def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer can be reached, as far as libp2p knows; empty when it does not."""
@@ -164,7 +152,7 @@ class Node:
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
-        await self._p2p.doors.check(peer, may_search=True)
+        await self._doors.check(peer, may_search=True)
         opening = asyncio.create_task(self._open_stream(peer, protocol))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
@@ -178,7 +166,7 @@ class Node:
 
     async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[Reader, Writer]:
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
-        await self._p2p.doors.met(peer)
+        await self._doors.met(peer)
         return reader, writer
 
     async def serve(self, protocol: str, on_channel: OnChannel) -> None:
@@ -190,47 +178,33 @@ class Node:
         with _translated(NetworkError, "The network daemon p2pd does not answer"):
             await self._control.stream_handler(protocol, on_stream)
 
-    async def store(self, key: str, entry: Entry) -> bool:
-        """Keep an entry on the nodes nearest to its key; whether any of them took it."""
-        is_client = self._dht.protocol.client_mode
-        stored = await self._dht.store(
-            key, entry.sealed, entry.expires_at, subkey=entry.subkey, exclude_self=is_client
-        )
-        return bool(stored)
+    async def store(self, key: str, sealed: bytes) -> bool:
+        """Have a record of this node's own kept; whether any other node does."""
+        return await self._dht.store(key, sealed)
 
-    async def fetch(self, key: str) -> tuple[Entry, ...]:
-        """All entries under a key that the nodes nearest to it know."""
-        found = await self._dht.get(key, latest=True)
-        if found is None or not isinstance(found.value, dict):
-            return ()
-        return tuple(
-            Entry(subkey, value, expires_at)
-            for subkey, (value, expires_at) in found.value.items()
-            if isinstance(subkey, str) and isinstance(value, bytes)
-        )
+    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+        """All records under a key that the nodes nearest to it know. Raises `NetworkError`."""
+        return await self._dht.fetch(key)
 
+    async def _call(self, peer: PeerId, request: bytes) -> bytes:
+        """Ask a node of the directory, and knock before p2pd is let dial it."""
+        await self._doors.check(peer)
+        with _translated(PeerUnreachable, f"Peer {peer} does not answer"):
+            answer: bytes = await self._control.call_unary_handler(
+                PeerID.from_base58(peer), DIRECTORY_PROTOCOL, request
+            )
+        await self._doors.met(peer)
+        return answer
 
-class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is not typed
-    """Refuses what network/admission refuses. Asked before anything is kept, and for all that is found.
+    async def _on_request(self, raw: bytes, peer: PeerID) -> bytes:
+        """Another node asks; what is raised it is told."""
+        if self._control.is_behind:
+            raise ProtocolError("This node is asked for too much", "Ask again in a while.")
+        return self._dht.answer(raw, PeerId(peer.to_base58()))
 
-    hivemind throws a whole answer away for one refused record, so clocks are judged with grace here,
-    and exactly where records are read.
-    """
-
-    def __init__(self, doors: Doors) -> None:
-        self._doors = doors
-
-    def validate(self, record: DHTRecord) -> bool:
-        try:
-            subkey = msgspec.msgpack.decode(record.subkey, type=str)
-            opened = _open(subkey, record.value, record.expiration_time)
-        except (InvalidRecord, msgspec.DecodeError):
-            return False
-        if all(DHTID.generate(source=key).to_bytes() != record.key for key in keys_of(opened)):
-            return False
-        if isinstance(opened, PeerRecord):
-            self._doors.heard_of(opened)
-        return True
+    def _heard_of(self, record: AnyRecord) -> None:
+        if isinstance(record, PeerRecord):
+            self._doors.heard_of(record)
 
 
 async def _is_connected(control: ControlClient, peer: PeerId) -> bool:
@@ -271,19 +245,6 @@ def readable(raw: bytes) -> str | None:
         return str(Multiaddr(raw))
     except (ValueError, TypeError, LookupError, MultiaddrError):  # it fails in all these ways
         return None
-
-
-def _open(subkey: str, value: bytes, expires_at: float) -> AnyRecord:
-    sealed = msgspec.msgpack.decode(value, type=bytes)
-    return open_entry(Entry(subkey, sealed, expires_at), time.time(), grace_s=MAX_CLOCK_SKEW_S)
-
-
-def _is_newer(subkey: str, offered: tuple[bytes, float], present: tuple[bytes, float]) -> bool:
-    try:
-        older = _open(subkey, *present)
-    except InvalidRecord:  # it has expired
-        return True
-    return supersedes(_open(subkey, *offered), older)
 
 
 def _clock_skew(address: JoinAddress) -> ClockSkew:

@@ -10,6 +10,7 @@ from typing import Protocol
 from swarm.errors import SwarmError
 from swarm.network.channel import Channel
 from swarm.values import PeerId
+from swarm.wire.records import AnyRecord
 
 Handler = Callable[[Channel], Awaitable[None]]
 
@@ -39,15 +40,18 @@ class Network(Protocol):
         """Answer streams of this protocol, each in a task of its own, until the node closes."""
         ...
 
-    async def store(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
-        """Put a sealed record into the DHT. False when the nodes that answered refused it.
+    async def store(self, key: str, sealed: bytes) -> bool:
+        """Put a sealed record of this node's own into the DHT, under one of its keys.
 
-        `key`, `subkey` and `expires_at` are the record's own; network/admission has the rules.
+        False when the nodes that answered refused it; network/admission has the rules.
         """
         ...
 
-    async def fetch(self, key: str) -> dict[str, bytes]:
-        """All live values under a key, by subkey; empty when there are none."""
+    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+        """The records that hold now under a key, each peer's last word; empty when there are none.
+
+        Each has passed network/admission. Raises `NetworkError` when nobody answers.
+        """
         ...
 
     async def wait_failed(self) -> SwarmError:

@@ -14,14 +14,15 @@ from swarm.network.directory import Directory
 from swarm.network.transport import Network
 from swarm.status.canary import CanaryRun
 from swarm.status.proofs import ModelProof
+from swarm.status.selection import MAX_MODELS, Standing, choose_models
 from swarm.status.snapshot import SwarmState, summarize
 from swarm.status.watch import CanarySettings, ModelWatch
 from swarm.values import ModelDigest
 from swarm.wire.records import ModelRecord, PeerRecord, Snapshot
 
 CRAWL_EVERY_S = 10.0
-CRAWL_TIMEOUT_S = 30.0
-MAX_MODELS = 50
+LOOK_TIMEOUT_S = 10.0  # at one model
+LOOKS_AT_ONCE = 8
 GONE_KEPT_S = 900.0
 MAX_GONE = 100  # of one model
 
@@ -58,6 +59,7 @@ class Observer:
         self._canaries = canaries
         self._now = now
         self._watched: dict[str, _Watched] = {}
+        self._looked_at: dict[str, float] = {}  # of models that are claimed
         self._left_out = 0
         self._seen_at: float | None = None
 
@@ -80,20 +82,45 @@ class Observer:
     async def crawl(self) -> None:
         """Read the directory once. A directory that does not answer leaves the old models standing."""
         try:
-            async with asyncio.timeout(CRAWL_TIMEOUT_S):
-                records = await self._directory.models()
-                chosen = sorted(records, key=lambda record: (record.model not in self._watched, record.name))
-                snapshots = [
-                    await self._directory.snapshot(ModelDigest(record.model), record.num_blocks)
-                    for record in chosen[:MAX_MODELS]
-                ]
-        except (TimeoutError, NetworkError) as error:
-            _log.warning("The directory did not answer: %s", error or "it took too long")
+            claimed = await self._directory.models()
+        except NetworkError as error:
+            _log.warning("The directory did not answer: %s", error)
         else:
-            self._seen_at = self._now()
-            self._left_out = max(0, len(chosen) - MAX_MODELS)
-            self._take_in(chosen[:MAX_MODELS], snapshots)
+            now = self._now()
+            chosen = choose_models(claimed, self._standing)
+            self._looked_at = {record.model: self._looked_at.get(record.model, 0.0) for record in claimed}
+            self._looked_at |= dict.fromkeys((record.model for record in chosen), now)
+            slots = asyncio.Semaphore(LOOKS_AT_ONCE)
+            looks = await asyncio.gather(*(self._look_at(record, slots) for record in chosen))
+            seen = [look for look in looks if look is not None]
+            if seen or not chosen:
+                self._seen_at = now
+            self._take_in(seen, {record.model for record in claimed})
+            self._left_out = len(self._looked_at.keys() - self._watched.keys())
         self.on_news()
+
+    async def _look_at(
+        self, record: ModelRecord, slots: asyncio.Semaphore
+    ) -> tuple[ModelRecord, Snapshot] | None:
+        """A model and its peers; None when the directory does not tell in time, which harms no other."""
+        async with slots:
+            try:
+                async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    return record, await self._directory.snapshot(
+                        ModelDigest(record.model), record.num_blocks
+                    )
+            except (TimeoutError, NetworkError) as error:
+                _log.info("No look at %s: %s", record.model, error or "it took too long")
+                return None
+
+    def _standing(self, model: str) -> Standing:
+        watched = self._watched.get(model)
+        proof = watched.watch.ledger.proof if watched else None
+        return Standing(
+            proven=proof is not None and proof.passed is not None,
+            tried_in_vain=proof.runs if proof and not proof.passed else 0,
+            looked_at=self._looked_at.get(model, 0.0),
+        )
 
     async def prove(self) -> None:
         """Run canaries through every model until each peer has had a turn."""
@@ -108,19 +135,33 @@ class Observer:
         models.sort(key=lambda model: (-len(model.peers), model.name, model.manifest))
         return SwarmState(now, self._seen_at, tuple(models), self._left_out)
 
-    def _take_in(self, records: list[ModelRecord], snapshots: list[Snapshot]) -> None:
-        found = {record.model for record in records}
-        for digest in self._watched.keys() - found:
+    def _take_in(self, seen: list[tuple[ModelRecord, Snapshot]], claimed: set[str]) -> None:
+        """Of models with peers; that somebody claims one is not enough."""
+        for digest in self._watched.keys() - claimed:
             if not self._still_remembered(self._watched[digest]):
                 self._watched.pop(digest).running.cancel()
-        for record, snapshot in zip(records, snapshots, strict=True):
-            watched = self._watched.get(record.model) or self._begin(record)
-            watched.watch.record = record
+        for record, snapshot in seen:
+            watched = self._watched.get(record.model)
+            if watched is None and not (snapshot.peers and self._has_room()):
+                continue
+            watched = watched or self._begin(record)
+            if watched.watch.ledger.proof.passed is None:  # of a proven model nobody changes the shape
+                watched.watch.record = record
             self._look(watched, snapshot)
-        for digest in self._watched.keys() - found:
+        for digest in self._watched.keys() - claimed:
             watch = self._watched[digest].watch
             empty = Snapshot(ModelDigest(digest), watch.record.num_blocks, (), self._now())
             self._look(self._watched[digest], empty)
+
+    def _has_room(self) -> bool:
+        """Whether one more can be watched: else the one goes that was tried most often in vain."""
+        if len(self._watched) < MAX_MODELS:
+            return True
+        worst = max(self._watched, key=lambda digest: self._standing(digest).tried_in_vain)
+        if not self._standing(worst).tried_in_vain:
+            return False
+        self._watched.pop(worst).running.cancel()
+        return True
 
     def _begin(self, record: ModelRecord) -> _Watched:
         watch = ModelWatch(self._network, record, self._canaries, self._now, self._on_run)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from swarm.errors import MalformedMessage
+from swarm.wire.decoding import decode
 
 WIRE_VERSION = 1
 SESSION_PROTOCOL = "/swarm/session/1"
@@ -126,7 +126,4 @@ def encode_message(message: Message) -> bytes:
 
 def decode_message(header: bytes) -> AnyMessage:
     """Read header bytes; raises `MalformedMessage` on anything that is not a known message."""
-    try:
-        return _decoder.decode(header)
-    except msgspec.DecodeError as error:  # ValidationError is a DecodeError
-        raise MalformedMessage(f"Not a message of wire version {WIRE_VERSION}: {error}") from error
+    return decode(_decoder, header, f"a message of wire version {WIRE_VERSION}")

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 from swarm.cli import main as cli
+from swarm.cli.status import MAX_COLUMNS, coverage_line
 from swarm.testing.processes import LocalSwarm, LocalSwarmConfig, SwarmProcess
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 from swarm.values import Span
@@ -85,3 +86,11 @@ async def _status(join: str, environment: dict[str, str], *options: str) -> dict
     out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
     return json.loads(out)
+
+
+def test_a_long_model_is_covered_in_one_line_by_its_weakest_blocks():
+    coverage = [1] * 500 + [0] + [12] * 523
+    line = coverage_line(coverage)
+    assert len(line) <= MAX_COLUMNS
+    assert line.count("·") == 1
+    assert coverage_line([0, 1, 12]) == "·1+"

@@ -9,11 +9,11 @@ from msgspec import structs
 from swarm.errors import NetworkError
 from swarm.network.admission import MODELS_KEY
 from swarm.network.directory import MAX_SPONSORS, Directory, OwnDirectory
-from swarm.network.memory import MemoryNetwork, MemorySwarm
+from swarm.network.memory import MemorySwarm
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.clock import run_virtual
 from swarm.values import ModelDigest
-from swarm.wire.records import ModelRecord, PeerRecord, seal
+from swarm.wire.records import ModelRecord, PeerRecord
 
 MODEL = ModelDigest("ab" * 32)
 
@@ -148,28 +148,6 @@ def test_directory_of_a_node_that_left_is_a_network_error(directory: Join) -> No
     play(act)
 
 
-def test_lying_node_cannot_make_up_records(make_record: Make) -> None:
-    class LyingNode(MemoryNetwork):
-        """Answers with what it likes."""
-
-        async def fetch(self, key: str) -> dict[str, bytes]:
-            honest, forged = make_record(owner, issued_at=now()), make_record(victim, issued_at=now())
-            return {
-                owner.peer_id: seal(honest, owner.sign),
-                victim.peer_id: seal(forged, owner.sign),
-                "nobody": b"garbage",
-                "other": seal(honest, owner.sign),
-            }
-
-    owner, victim = new_identity(), new_identity()
-
-    async def act(swarm: MemorySwarm) -> None:
-        snapshot = await Directory(LyingNode(swarm, owner.peer_id), now).snapshot(MODEL, 20)
-        assert [record.peer for record in snapshot.peers] == [owner.peer_id]
-
-    play(act)
-
-
 def test_sponsored_model_is_listed(directory: Join) -> None:
     async def act(swarm: MemorySwarm) -> None:
         own, identity = directory(swarm)
@@ -192,6 +170,17 @@ def test_ninth_sponsor_is_not_needed_until_one_goes(directory: Join) -> None:
         assert len(await network.fetch(MODELS_KEY)) == MAX_SPONSORS
         await asyncio.sleep(46)
         assert await late.announce_model(sponsorship(late_identity))
+
+    play(act)
+
+
+def test_sponsors_that_say_something_else_do_not_count(directory: Join) -> None:
+    async def act(swarm: MemorySwarm) -> None:
+        for _ in range(MAX_SPONSORS):
+            liar, identity = directory(swarm)
+            assert await liar.announce_model(sponsorship(identity, num_blocks=1))
+        honest, identity = directory(swarm)
+        assert await honest.announce_model(sponsorship(identity))
 
     play(act)
 

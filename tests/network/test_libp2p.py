@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hivemind.p2p import P2PHandlerError, PeerID
 
 from swarm.errors import (
     ChannelClosed,
@@ -31,6 +32,7 @@ from swarm.network.memory import Link
 from swarm.network.node import Node, readable
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.links import LinkEmulator
+from swarm.wire.directory import DIRECTORY_PROTOCOL, Store, Stored, decode_answer, encode
 from swarm.wire.messages import Ping
 from swarm.wire.records import PeerRecord, seal
 
@@ -280,14 +282,14 @@ async def test_peer_that_comes_back_elsewhere_is_reached_as_soon_as_its_record_i
             prefill_tokens_per_s=1.0, free_tokens=1, queue_depth=0, wire_version=1, software="0",
             started_at=now,
         )  # fmt: skip
-        assert await server.store(KEY, identity.peer_id, seal(record, identity.sign), record.expires_at)
+        assert await server.store(KEY, seal(record, identity.sign))
 
     server = await start(identity, join=bootstrap.addresses)
     await server.serve(ECHO, echo)
     await publish(server)
     client = await start(join=bootstrap.addresses, client=True)
     await says_hello(client, server)
-    assert identity.peer_id in await client.fetch(KEY)
+    assert [record.peer for record in await client.fetch(KEY)] == [identity.peer_id]
     await server.close()
     with pytest.raises(PeerUnreachable):
         await client.open_channel(identity.peer_id, ECHO, 5.0)
@@ -295,22 +297,8 @@ async def test_peer_that_comes_back_elsewhere_is_reached_as_soon_as_its_record_i
     assert moved.addresses != server.addresses
     await moved.serve(ECHO, echo)
     await publish(moved)
-    assert identity.peer_id in await client.fetch(KEY)
+    assert [record.peer for record in await client.fetch(KEY)] == [identity.peer_id]
     await says_hello_in_the_end(client, moved)  # without the record libp2p is not even asked for 30 s
-
-
-async def test_node_that_starts_again_is_the_same_one_in_the_dht(start: Start) -> None:
-    bootstrap, identity = await start(), new_identity()
-    places = set()
-    for _ in range(2):
-        node = await start(identity, join=bootstrap.addresses)
-        places |= {
-            place
-            for place, peer in bootstrap._node._dht.protocol.routing_table.uid_to_peer_id.items()
-            if str(peer) == identity.peer_id
-        }
-        await node.close()
-    assert len(places) == 1
 
 
 async def test_node_whose_daemon_cannot_be_started_at_once_tries_again(
@@ -361,6 +349,31 @@ async def test_nothing_that_others_say_ends_a_node(start: Start, monkeypatch: py
     await asyncio.sleep(0.1)
     await says_hello(client, server)
     assert not client._failed.done()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        bytes.fromhex("c841c940") * 234,  # 936 bytes of nested extensions ended every process once
+        b"\x91" * 3_000_000,
+        b"\x93\xa7records\x01\xa1k" + b"\x81\xa1a" * 900_000,
+        b"",
+        encode(Store(True, ((KEY, b"\xc8\x01\x00\x40" * 300),))),
+    ],
+    ids=["extensions", "arrays", "maps", "nothing", "record"],
+)
+async def test_no_request_of_a_stranger_ends_a_node(start: Start, raw: bytes) -> None:
+    server = await start()
+    await server.serve(ECHO, echo)
+    stranger = await start(join=server.addresses)
+    control, victim = stranger._node._control, PeerID.from_base58(server.peer_id)
+    for _ in range(5):
+        with contextlib.suppress(P2PHandlerError):
+            assert isinstance(
+                decode_answer(await control.call_unary_handler(victim, DIRECTORY_PROTOCOL, raw)), Stored
+            )
+    await says_hello(stranger, server)
+    assert await stranger.fetch(KEY) == ()
 
 
 async def test_bootstrap_that_comes_back_is_found_again(start: Start) -> None:
@@ -420,7 +433,8 @@ async def test_peer_behind_a_link_that_was_down_is_reached_as_soon_as_it_is_up(s
         for _ in range(3):
             with pytest.raises(PeerUnreachable):
                 await client.open_channel(server.peer_id, ECHO, 5.0)
-        assert await client.fetch("nothing") == {}  # the DHT must not dial it either
+        with pytest.raises(NetworkError):  # the DHT must not dial it either
+            await client.fetch("nothing")
         link.set_link()
         up_at = time.monotonic()
         await says_hello(client, server)

@@ -135,7 +135,7 @@ def test_a_peer_whose_records_the_directory_takes_no_more_is_ready_until_the_las
         announcing = asyncio.create_task(peer.announcer.run())
         await peer.announcer.move_to("online")
         await asyncio.sleep(60.5)
-        net.store = lambda key, entry: False  # every node refuses what it is given
+        net.store = lambda key, sealed, sender: False  # every node refuses what it is given
         seen = [(loop.time(), _reasons(peer.announcer))]
         while loop.time() < 120:
             await asyncio.sleep(0.5)

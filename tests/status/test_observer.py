@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from msgspec import structs
 
-from swarm.network.directory import Directory
+from swarm.network.directory import Directory, OwnDirectory
 from swarm.peer.instruments import Instruments
 from swarm.security.identity import new_identity
 from swarm.status.canary import CanaryRun
@@ -15,6 +16,7 @@ from swarm.status.observer import Observer
 from swarm.status.watch import CanarySettings
 from swarm.testing.swarm import InProcessSwarm
 from swarm.values import Span
+from swarm.wire.records import MAX_BLOCKS, ModelRecord
 
 FILES, NO_FILES = "with the model's files", "with a join address alone"
 
@@ -178,3 +180,37 @@ async def test_what_the_page_counts_is_what_the_peers_counted(swarm, monkeypatch
             assert peer.canary_steps == mine["swarm_steps_total"] > 0
             assert peer.canary_tokens == mine["swarm_step_tokens_total"]
             assert peer.canary_compute_s == pytest.approx(mine["swarm_step_compute_seconds_sum"], rel=0.05)
+
+
+async def test_claims_without_peers_are_no_models(swarm):
+    async with swarm:
+        await swarm.add_peers([Span(0, 3), Span(3, 6)])
+        for number in range(30):
+            liar = new_identity()
+            directory = OwnDirectory(swarm.net.join(liar), liar, swarm.now)
+            assert await directory.announce_model(claim(liar, number, swarm.now()))
+        watcher = watch(swarm, NO_FILES)
+        model = await watcher.look()
+        assert model.name == swarm.model.name
+        assert (await watcher.observer.state()).models_left_out == 30
+
+
+async def test_a_proven_model_keeps_its_shape_whatever_others_say(swarm):
+    async with swarm:
+        await swarm.add_peers([Span(0, 3), Span(3, 6)])
+        watcher = watch(swarm, FILES)
+        assert (await watcher.look()).num_blocks == 6
+        for number in range(20):
+            liar = new_identity()
+            directory = OwnDirectory(swarm.net.join(liar), liar, swarm.now)
+            record = claim(liar, number, swarm.now())
+            await directory.announce_model(structs.replace(record, model=swarm.model.manifest))
+        assert (await watcher.look()).num_blocks == 6
+
+
+def claim(identity, number: int, now: float) -> ModelRecord:
+    """A model that nobody hosts."""
+    return ModelRecord(
+        peer=identity.peer_id, model=f"{number:064x}", issued_at=now, expires_at=now + 60, sequence=1,
+        name="a", num_blocks=MAX_BLOCKS, hidden_size=64, model_type="llama",
+    )  # fmt: skip
