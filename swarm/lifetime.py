@@ -1,13 +1,29 @@
 """How long a service runs: until it is told to stop, or until what it stands on is lost.
 
 A service that did not look would stay when its node is lost for good, seem alive, and never be started again.
+What goes wrong in one of its tasks ends no more than one run of that task.
 """
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from swarm.network.transport import Network
+
+RUN_AGAIN_AFTER_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def persist(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do `work`, again and again if it fails, until it comes to its own end."""
+    while True:
+        try:
+            return await work()
+        except Exception:  # of the system, or a mistake of ours: it is seen, and the program goes on
+            _log.exception("The %s failed; it is started again", name)
+        await asyncio.sleep(RUN_AGAIN_AFTER_S)
 
 
 async def until_stopped(

@@ -23,7 +23,7 @@ from swarm.network.admission import BLOCKS_PER_BUCKET
 from swarm.network.storage import MAX_KEPT_BYTES, MAX_PER_KEY
 from swarm.peer.handler import MAX_QUEUED_MESSAGES
 from swarm.wire.directory import DIRECTORY_PROTOCOL
-from swarm.wire.frames import MAX_BODY_BYTES, MAX_HEADER_BYTES
+from swarm.wire.frames import MAX_HEADER_BYTES
 from swarm.wire.messages import MAX_STEP_TOKENS, SESSION_PROTOCOL, WIRE_VERSION, AnyMessage
 from swarm.wire.records import MAX_BLOCKS, MAX_SEALED_BYTES, AnyRecord
 
@@ -111,7 +111,7 @@ def test_the_protocol_tells_every_field_of_the_record(record):
     "said",
     [
         f"| header | {MAX_HEADER_BYTES // 2**10} KiB |",
-        f"| body | {MAX_BODY_BYTES // 2**20} MiB |",
+        f"| body | what {MAX_STEP_TOKENS} rows of the model take",
         f"| tokens in a step | {MAX_STEP_TOKENS} |",
         f"without reading answers | {MAX_QUEUED_MESSAGES} |",
         f"bucket of {BLOCKS_PER_BUCKET} blocks",

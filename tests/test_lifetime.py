@@ -3,7 +3,7 @@
 import asyncio
 
 from swarm.errors import NetworkError
-from swarm.lifetime import until_stopped
+from swarm.lifetime import persist, until_stopped
 from swarm.testing.clock import run_virtual
 
 
@@ -58,3 +58,15 @@ def test_a_task_that_fails_ends_the_wait_with_its_error():
 
 def test_a_task_that_returns_does_not():
     assert outcome(Node(), after(1), after(2)) == (60, "", 0)
+
+
+def test_work_that_fails_is_done_again_and_seen(caplog):
+    outcomes = iter([OSError(24, "Too many open files"), ValueError("a mistake"), None])
+
+    async def work() -> None:
+        outcome = next(outcomes)
+        if outcome is not None:
+            raise outcome
+
+    run_virtual(persist("announcer", work))
+    assert [record.message for record in caplog.records] == ["The announcer failed; it is started again"] * 2

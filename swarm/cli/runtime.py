@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from swarm import open_files
 from swarm.cli.main import EXIT_TERMINATED
 
 Result = TypeVar("Result")
@@ -29,6 +30,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]], *, until_eof: 
     With `until_eof` the end of standard input is such a signal too, so that a service never outlives
     the program that started it.
     """
+    open_files.raise_limit()
     asyncio.run(_supervise(main, until_eof))
 
 

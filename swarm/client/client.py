@@ -25,7 +25,7 @@ from swarm.client.generation import Generation, Limits, Options, Request, Voice
 from swarm.client.hop import HopSettings
 from swarm.client.local import LocalBlocks
 from swarm.client.model import ClientModel, load_client_model
-from swarm.client.recovery import Exactness, Recovery, new_session_id
+from swarm.client.recovery import Exactness, Recovery
 from swarm.client.router import Numerics
 from swarm.client.routes import Routes
 from swarm.client.spares import Policy
@@ -38,6 +38,7 @@ from swarm.network.directory import Directory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
 from swarm.network.transport import Network
 from swarm.security.identity import new_identity
+from swarm.security.session_key import SessionKey
 from swarm.values import Span
 from swarm.wire.records import Snapshot
 
@@ -208,7 +209,7 @@ class Client:
     def _context(self) -> Context:
         config, options = self.model.config, self.options
         settings = HopSettings(
-            session=new_session_id(),
+            key=SessionKey.new(),
             epoch=0,
             manifest=self.model.manifest,
             codec="fp32",

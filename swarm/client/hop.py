@@ -7,7 +7,10 @@ import torch
 
 from swarm.client.router import PlannedHop
 from swarm.errors import HopLost
+from swarm.security.session_key import SessionKey
 from swarm.values import ModelDigest
+from swarm.wire.messages import MAX_STEP_TOKENS
+from swarm.wire.tensors import CODECS
 
 ASSUMED_BYTES_PER_S = 125_000.0  # of a link nothing was measured of: 1 Mbit/s
 
@@ -16,7 +19,7 @@ ASSUMED_BYTES_PER_S = 125_000.0  # of a link nothing was measured of: 1 Mbit/s
 class HopSettings:
     """What every hop of a session has in common."""
 
-    session: str
+    key: SessionKey
     epoch: int
     manifest: ModelDigest
     codec: str
@@ -25,6 +28,11 @@ class HopSettings:
     lease_s: float
     open_timeout_s: float
     trace: str = ""
+
+    @property
+    def largest_body_bytes(self) -> int:
+        """What the longest answer takes."""
+        return MAX_STEP_TOKENS * self.hidden_size * CODECS[self.codec].itemsize
 
 
 @dataclass(slots=True)

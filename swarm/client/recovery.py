@@ -8,7 +8,6 @@ new hops start behind their ledger, and the session pushes them forward like any
 import asyncio
 import contextlib
 import random
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -22,7 +21,9 @@ from swarm.client.router import Numerics, PlannedHop
 from swarm.client.routes import Routes
 from swarm.errors import NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError
 from swarm.network.transport import Network
+from swarm.security.session_key import SessionKey
 from swarm.values import PeerId, Span
+from swarm.wire.decoding import Digest
 from swarm.wire.messages import Role
 from swarm.wire.tensors import CODECS
 
@@ -30,6 +31,16 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
 MAX_POSITION = 1 << 31
 
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a peer still holds of a session for certain, if nobody has cut it since."""
+
+    position: int
+    rewinds: int
+
+
+NOTHING_HELD = Held(0, 0)
 _Place = tuple[PeerId, int]  # a peer, and the first block of what it serves of this session
 Exactness = Literal["auto", "fast", "exact"]
 LONGEST_EXACT_REPLAY_TOKENS = 512  # with "auto"; step by step, more would take too long
@@ -56,7 +67,7 @@ class Resume:
 class SessionState(msgspec.Struct, frozen=True):
     """What a later process needs to find a session again on the peers that hold it."""
 
-    session: str
+    key: Digest  # of the conversation: its secret seed
     epoch: int
     codec: str
     hops: tuple[PlannedHop, ...]
@@ -76,6 +87,7 @@ class Recovery:
     numerics: Numerics | None = None
     preferred: Numerics | None = None  # tried first: what an earlier process's chain computed in
     settled: bool = False  # the first chain stands; numerics and codec are fixed
+    began_anew: bool = False  # with sessions of its own, since another process took the earlier ones over
     on_wait: Callable[[SwarmError], None] = lambda error: None
     jitter: random.Random = field(default_factory=random.Random)
 
@@ -101,7 +113,7 @@ class Recovery:
 
         A lost peer that is found again may still hold the session; what it holds is used.
         """
-        held = {(hop.planned.peer, hop.planned.span.start): hop.position for hop in lost}
+        held = {(hop.planned.peer, hop.planned.span.start): Held(hop.position, hop.rewinds) for hop in lost}
         for hop in lost:
             await hop.drop()
         return await self._cover(Span(lost[0].planned.span.start, lost[-1].planned.span.end), held)
@@ -120,18 +132,21 @@ class Recovery:
             raise NoRoute(f"The conversation was not held in {self.numerics.dtype}")
         self.preferred = _common(state.hops)
         self.settings = replace(
-            self.settings, session=state.session, epoch=state.epoch + EPOCHS_PER_TAKE, codec=state.codec
+            self.settings,
+            key=SessionKey(bytes.fromhex(state.key)),
+            epoch=state.epoch + EPOCHS_PER_TAKE,
+            codec=state.codec,
         )
-        hops = await self._open_all(
-            state.hops, {(hop.peer, hop.span.start): MAX_POSITION for hop in state.hops}
-        )
+        places = zip(state.hops, state.rewinds, strict=False)
+        held = {(hop.peer, hop.span.start): Held(MAX_POSITION, rewinds) for hop, rewinds in places}
+        hops = await self._open_all(state.hops, held)
         if tuple(hop.rewinds for hop in hops) != state.rewinds:
             await asyncio.gather(*(hop.close() for hop in hops))
             raise NoRoute("The session has been cut since, so it holds something else")
         self.numerics, self.settled = self.preferred, True
         return hops
 
-    async def _cover(self, span: Span, held: Mapping[_Place, int]) -> list[Hop]:
+    async def _cover(self, span: Span, held: Mapping[_Place, Held]) -> list[Hop]:
         ends_at, wanted = _now() + self.patience_s, self.numerics
         for delay_s in _backoff(self.jitter):
             try:
@@ -145,7 +160,7 @@ class Recovery:
                     raise self.routes.explain(span, error) from error
                 self.on_wait(error)
             else:
-                self.settled = True
+                self.settled, self.began_anew = True, False
                 return hops
             await asyncio.sleep(delay_s)
         raise AssertionError("the backoff never ends")
@@ -175,11 +190,13 @@ class Recovery:
         self.settings = replace(self.settings, codec=codec)
 
     async def _open_all(
-        self, planned: Sequence[PlannedHop], held: Mapping[_Place, int], role: Role = "active"
+        self, planned: Sequence[PlannedHop], held: Mapping[_Place, Held], role: Role = "active"
     ) -> list[Hop]:
         self.settings = settings = replace(self.settings, epoch=self.settings.epoch + 1)
         tasks = [
-            asyncio.create_task(self._open_one(hop, settings, held.get((hop.peer, hop.span.start), 0), role))
+            asyncio.create_task(
+                self._open_one(hop, settings, held.get((hop.peer, hop.span.start), NOTHING_HELD), role)
+            )
             for hop in planned
         ]
         try:
@@ -193,27 +210,27 @@ class Recovery:
         await _abandon(tasks)
         raise errors[0]
 
-    async def _open_one(self, planned: PlannedHop, settings: HopSettings, held: int, role: Role) -> Hop:
+    async def _open_one(self, planned: PlannedHop, settings: HopSettings, held: Held, role: Role) -> Hop:
         if self.local is not None and planned.peer == LOCAL:
             return await self.local.open(planned, CODECS[settings.codec])
         bytes_per_s = self.routes.bytes_per_s(planned.peer)
         try:
             hop = await open_hop(self.network, planned, settings, role, bytes_per_s)
         except (NetworkError, ProtocolError, SessionRefused) as error:
-            if isinstance(error, SessionRefused) and error.fault_code == "fenced":
-                # another process has taken the session over: this one goes on with one of its own
-                self.settings = replace(self.settings, session=new_session_id())
+            if _is_fenced(error) and not self.began_anew:
+                # another process has taken the conversation over: this one goes on with sessions of its own
+                self.settings, self.began_anew = replace(self.settings, key=SessionKey.new()), True
             else:
                 self.routes.lost(planned.peer, str(error))
             raise
         self.routes.heard(planned.peer, hop.rtt_s)
-        hop.rewind(held)  # what the peer did after our last certain knowledge is void
+        # What the peer did after our last certain knowledge is void; all is, where another has cut it.
+        hop.rewind(held.position if hop.rewinds == held.rewinds else 0)
         return hop
 
 
-def new_session_id() -> str:
-    """An id nobody can guess: whoever knows it may take the session up."""
-    return secrets.token_hex(16)
+def _is_fenced(error: SwarmError) -> bool:
+    return isinstance(error, SessionRefused) and error.fault_code == "fenced"
 
 
 def _common(planned: Sequence[PlannedHop]) -> Numerics | None:

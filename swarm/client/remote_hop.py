@@ -14,7 +14,7 @@ import torch
 from swarm.client.hop import ASSUMED_BYTES_PER_S, HopSettings, HopStats
 from swarm.client.router import PlannedHop
 from swarm.errors import ChannelClosed, HopLost, NetworkError, ProtocolError, SessionRefused
-from swarm.network.channel import Channel
+from swarm.network.channel import SLOWEST_BYTES_PER_S, Channel
 from swarm.network.transport import Network
 from swarm.values import PeerId
 from swarm.wire.messages import (
@@ -37,7 +37,6 @@ from swarm.wire.messages import (
 )
 from swarm.wire.tensors import decode_tensor, encode_tensor
 
-SLOWEST_BYTES_PER_S = 12_500.0  # below this a link counts as stalled
 SLOWER_FACTOR = 4.0  # a peer may seem silent because its link is so much slower than was thought
 DEADLINE_FACTOR = 5.0  # over the expected time of a step, beats or no beats
 DEADLINE_FLOOR_S, LONGEST_DEADLINE_S = 20.0, 600.0
@@ -216,7 +215,7 @@ class RemoteHop:
     async def _listen(self) -> None:
         try:
             while True:
-                message, body = await self._channel.receive()
+                message, body = await self._channel.receive(self._settings.largest_body_bytes)
                 self._heard_at = _now()
                 if isinstance(message, Output):
                     self._deliver(message, body)
@@ -266,10 +265,13 @@ async def open_hop(
     Raises `NetworkError`, `ProtocolError` or `SessionRefused`.
     """
     channel = await network.open_channel(planned.peer, SESSION_PROTOCOL, settings.open_timeout_s)
+    session = settings.key.id_at(planned.peer, planned.span.start)  # a peer may serve two hops
     request = Open(
         wire_version=WIRE_VERSION,
-        session=f"{settings.session}:{planned.span.start}",  # a peer may serve two hops
+        session=session,
         epoch=settings.epoch,
+        owner=settings.key.owner,
+        proof=settings.key.claim(session, settings.epoch, planned.peer, network.peer_id),
         manifest=settings.manifest,
         start=planned.span.start,
         end=planned.span.end,
@@ -285,7 +287,7 @@ async def open_hop(
     try:
         async with asyncio.timeout(settings.open_timeout_s):
             await channel.send(request)
-            answer, _ = await channel.receive()
+            answer, _ = await channel.receive(max_body_bytes=0)
         hop = RemoteHop(planned, channel, settings, _granted(planned.peer, answer), bytes_per_s)
     except BaseException as error:
         channel.close()
@@ -305,11 +307,6 @@ def _granted(peer: PeerId, answer: AnyMessage) -> Opened:
         raise SessionRefused(answer.code, answer.text, answer.field, answer.expected_position)
     if not isinstance(answer, Opened):
         raise ProtocolError(f"Peer {peer} answered Open with {type(answer).__name__}")
-    if answer.position < 0 or not answer.lease_s > 0:
-        raise ProtocolError(
-            f"Peer {peer} says that it holds {answer.position} tokens, with a lease of "
-            f"{answer.lease_s} s, which cannot be"
-        )
     return answer
 
 

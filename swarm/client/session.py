@@ -142,7 +142,7 @@ class Session:
             return None
         settings = self.recovery.settings
         return SessionState(
-            session=settings.session,
+            key=settings.key.seed.hex(),
             epoch=settings.epoch,
             codec=settings.codec,
             hops=tuple(link.hop.planned for link in self._links),

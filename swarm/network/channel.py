@@ -1,16 +1,24 @@
 """A channel: messages and tensor bodies over one byte stream, in order, both ways.
 
 Knows frames and nothing of what the messages mean. Every way a stream can end (reset, end of file,
-a closed writer) is the one error `ChannelClosed`.
+a closed writer, an other end that takes in nothing or sends a body for ever) is the one error
+`ChannelClosed`: no send and no close waits for a stranger without an end.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from swarm.errors import ChannelClosed
 from swarm.values import PeerId
-from swarm.wire.frames import PREFIX_BYTES, decode_prefix, encode_prefix
+from swarm.wire.frames import MAX_BODY_BYTES, PREFIX_BYTES, decode_prefix, encode_prefix
 from swarm.wire.messages import AnyMessage, Message, decode_message, encode_message
+
+SLOWEST_BYTES_PER_S = 12_500.0  # a link below this counts as stalled
+PATIENCE_S = 20.0  # besides, for what is sent or a body that is coming
+CLOSE_WITHIN_S = 5.0
+
+Reserve = Callable[[int], Awaitable[None]]  # asks for room for a body of so many bytes
 
 _STREAM_ERRORS = (
     OSError,
@@ -31,6 +39,8 @@ class Writer(Protocol):
     def write(self, data: bytes) -> None: ...
     async def drain(self) -> None: ...
     def close(self) -> None: ...
+    def abort(self) -> None:
+        """End at once. What was not taken in by the other end is lost; nothing if all was."""
 
 
 class Envelope(NamedTuple):
@@ -57,24 +67,45 @@ class Channel:
         if self._closed:
             raise ChannelClosed(f"The channel to peer {self.peer} is closed")
         try:
-            async with self._sending:
+            async with self._sending, asyncio.timeout(_within_s(len(body))):
                 self._writer.write(b"".join((prefix, header, body)))
                 await self._writer.drain()
+        except TimeoutError:
+            self.abort()
+            raise ChannelClosed(f"Peer {self.peer} takes nothing in") from None
         except _STREAM_ERRORS as error:
             raise ChannelClosed(f"Peer {self.peer} closed the stream") from error
 
-    async def receive(self) -> Envelope:
-        """The next frame. Raises `ChannelClosed`, or a `ProtocolError` for what is not a frame."""
+    async def receive(self, max_body_bytes: int = MAX_BODY_BYTES, reserve: Reserve | None = None) -> Envelope:
+        """The next frame. Raises `ChannelClosed`, or a `ProtocolError` for what is not a frame.
+
+        `reserve` is awaited before a body is read; what it raises ends the reading.
+        """
         try:
-            size = decode_prefix(await self._reader.readexactly(PREFIX_BYTES))
-            header = await self._reader.readexactly(size.header_bytes)
-            body = await self._reader.readexactly(size.body_bytes) if size.body_bytes else b""
+            size = decode_prefix(await self._reader.readexactly(PREFIX_BYTES), max_body_bytes)
+            if size.body_bytes and reserve is not None:
+                await reserve(size.body_bytes)
+            async with asyncio.timeout(_within_s(size.body_bytes)):
+                header = await self._reader.readexactly(size.header_bytes)
+                body = await self._reader.readexactly(size.body_bytes) if size.body_bytes else b""
+        except TimeoutError:
+            raise ChannelClosed(f"Peer {self.peer} does not come to the end of a frame") from None
         except _STREAM_ERRORS as error:
             raise ChannelClosed(f"Peer {self.peer} closed the stream") from error
         return Envelope(decode_message(header), body)
 
     def close(self) -> None:
-        """End the stream; what was sent is still delivered. Safe to call twice."""
+        """End the stream; what was sent is still delivered, if it is taken in soon. Safe to call twice."""
         if not self._closed:
             self._closed = True
             self._writer.close()
+            asyncio.get_running_loop().call_later(CLOSE_WITHIN_S, self._writer.abort)
+
+    def abort(self) -> None:
+        """End the stream at once, whatever was not delivered yet."""
+        self._closed = True
+        self._writer.abort()
+
+
+def _within_s(size_bytes: int) -> float:
+    return PATIENCE_S + size_bytes / SLOWEST_BYTES_PER_S

@@ -341,3 +341,7 @@ class _Writer:
             self._closed = True
             self._out.push(None)
             self._back.end()
+
+    def abort(self) -> None:
+        self.close()
+        self._out.break_off()

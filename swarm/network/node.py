@@ -23,11 +23,13 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
+from swarm import open_files
 from swarm.errors import ClockSkew, NetworkError, PeerUnreachable, ProtocolError
 from swarm.network.addresses import JoinAddress
 from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
 from swarm.network.dht import Dht, Surroundings
+from swarm.network.incoming import Incoming, room_for_streams
 from swarm.network.knock import Doors
 from swarm.network.storage import RecordStorage
 from swarm.values import PeerId
@@ -70,6 +72,28 @@ class _Control(ControlClient):  # type: ignore[misc]  # hivemind is not typed
         return bool(self._pending_messages.qsize() > _MAX_UNSENT_ANSWERS)
 
 
+class _StreamEnd:
+    """This end of a stream, as network/channel writes to it. `on_stuck`: the other end takes nothing in."""
+
+    def __init__(self, writer: asyncio.StreamWriter, on_stuck: Callable[[], None]) -> None:
+        self._writer = writer
+        self._on_stuck = on_stuck
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        if self._writer.transport.get_write_buffer_size():
+            self._on_stuck()
+        self._writer.transport.abort()
+
+
 class Node:
     """A running p2pd with the DHT on top of it."""
 
@@ -83,6 +107,8 @@ class Node:
         self._dht = Dht(own, not client, storage, around)
         self._lifetime = contextlib.AsyncExitStack()
         self._opening: set[asyncio.Task[Any]] = set()
+        self._incoming: Incoming[Channel] = Incoming(room_for_streams(open_files.limit()))
+        self._hanging_up: dict[PeerId, asyncio.Task[None]] = {}
 
     @classmethod
     async def start(cls, daemon: Daemon, storage: RecordStorage, client: bool) -> "Node":
@@ -107,8 +133,11 @@ class Node:
         self._control.close()
         await self.daemon.stop()
         await self._lifetime.aclose()
-        if self._opening:
-            await asyncio.wait(self._opening)
+        for task in self._hanging_up.values():
+            task.cancel()
+        ending = {*self._opening, *self._hanging_up.values()}
+        if ending:
+            await asyncio.wait(ending)
 
     async def addresses(self) -> tuple[str, ...]:
         """Where others reach this node now, each ending in /p2p/<peer id>."""
@@ -167,13 +196,27 @@ class Node:
     async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[Reader, Writer]:
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
         await self._doors.met(peer)
-        return reader, writer
+        return reader, self._end(peer, writer)
+
+    def _end(self, peer: PeerId, writer: asyncio.StreamWriter) -> _StreamEnd:
+        return _StreamEnd(writer, partial(self._hang_up, peer))
 
     async def serve(self, protocol: str, on_channel: OnChannel) -> None:
         """Answer streams of a protocol. Raises `NetworkError`."""
 
-        async def on_stream(info: StreamInfo, reader: Reader, writer: Writer) -> None:
-            await on_channel(Channel(PeerId(info.peer_id.to_base58()), reader, writer))
+        async def on_stream(
+            info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            peer = PeerId(info.peer_id.to_base58())
+            channel = Channel(peer, reader, self._end(peer, writer))
+            ended = self._incoming.admit(peer, channel)
+            for each in ended:
+                each.abort()
+            try:
+                if channel not in ended:
+                    await on_channel(channel)
+            finally:
+                self._incoming.forget(peer, channel)
 
         with _translated(NetworkError, "The network daemon p2pd does not answer"):
             await self._control.stream_handler(protocol, on_stream)
@@ -201,6 +244,16 @@ class Node:
         if self._control.is_behind:
             raise ProtocolError("This node is asked for too much", "Ask again in a while.")
         return self._dht.answer(raw, PeerId(peer.to_base58()))
+
+    def _hang_up(self, peer: PeerId) -> None:
+        """Drop the connection to a peer that takes nothing in: p2pd holds on to its streams otherwise."""
+        if peer not in self._hanging_up:
+            self._hanging_up[peer] = hanging_up = asyncio.create_task(self._disconnect(peer))
+            hanging_up.add_done_callback(lambda _: self._hanging_up.pop(peer, None))
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        with contextlib.suppress(*_FAILURES):
+            await self._control.disconnect(PeerID.from_base58(peer))
 
     def _heard_of(self, record: AnyRecord) -> None:
         if isinstance(record, PeerRecord):

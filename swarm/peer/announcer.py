@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from swarm.config import software_version
 from swarm.errors import NetworkError
@@ -38,6 +38,7 @@ class Profile:
     relayed: bool = False
     public_name: str = ""
     started_at: float = 0.0
+    software: str = field(default_factory=software_version)  # read once: it is in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Announcer:
             on_battery=load.on_battery,
             started_at=profile.started_at,
             wire_version=WIRE_VERSION,
-            software=software_version(),
+            software=profile.software,
             public_name=profile.public_name,
         )
 

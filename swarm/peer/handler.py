@@ -7,7 +7,7 @@ and turns every refusal into one `Fault`. Holds no session state of its own; tha
 
 import asyncio
 import contextlib
-import math
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,11 +15,14 @@ import torch
 from swarm.errors import ChannelClosed, ProtocolError, SessionRefused
 from swarm.network.channel import Channel, Envelope
 from swarm.peer.executor import Executor
+from swarm.peer.in_flight import InFlight, Room
 from swarm.peer.inbox import Inbox
 from swarm.peer.sessions import PeerSession, SessionTable
-from swarm.values import ModelDigest, Span
+from swarm.security.session_key import Claim
+from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.messages import (
     MAX_STEP_TOKENS,
+    MAX_TEXT_CHARS,
     WIRE_VERSION,
     Close,
     Fault,
@@ -41,6 +44,7 @@ SILENCE_S = 60.0  # a client says something at least every 15 s, or its link is 
 MIN_LEASE_S, MAX_LEASE_S = 0.2, 30.0
 BEATS_PER_LEASE = 4
 MAX_QUEUED_MESSAGES = 4  # of one session; a client that sends more without reading is cut off
+IN_FLIGHT_PART = 8  # of what is lent to sessions, for what is on its way
 LAST_WORD_S = 5.0  # a client that takes nothing in is cut without having heard why
 
 
@@ -48,11 +52,16 @@ LAST_WORD_S = 5.0  # a client that takes nothing in is cut without having heard 
 class Hosting:
     """What this peer hosts; every Open is compared with it field by field."""
 
+    peer: PeerId
     manifest: ModelDigest
     span: Span
     dtype: str
     quantization: str
     hidden_size: int
+
+    def largest_body_bytes(self, codec: str) -> int:
+        """What the longest step takes."""
+        return MAX_STEP_TOKENS * self.hidden_size * CODECS[codec].itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +73,8 @@ class _Stream:
     epoch: int
     codec: str
     lease_s: float
-    inbox: Inbox = field(default_factory=lambda: Inbox(MAX_QUEUED_MESSAGES))
+    room: Room
+    inbox: Inbox
     fenced: asyncio.Event = field(default_factory=asyncio.Event)  # a later take has begun
 
 
@@ -75,6 +85,7 @@ class SessionHandler:
         self._hosting = hosting
         self._sessions = sessions
         self._executor = executor
+        self._in_flight = InFlight(sessions.lent_bytes // IN_FLIGHT_PART, hosting.largest_body_bytes("fp32"))
         self._streams: set[_Stream] = set()
         self._leaves_at: float | None = None  # by the loop's clock; None while it stays
         self._telling: set[asyncio.Task[None]] = set()
@@ -83,6 +94,11 @@ class SessionHandler:
     def open_streams(self) -> int:
         """Streams with a session on them now."""
         return len(self._streams)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """What the bodies take that are on their way through this peer."""
+        return self._in_flight.held_bytes
 
     @property
     def active_streams(self) -> int:
@@ -96,7 +112,8 @@ class SessionHandler:
         except SessionRefused as refusal:
             await _send_last(channel, _fault(refusal))
         except ProtocolError as error:
-            await _send_last(channel, Fault(code=error.code, text=str(error), retryable=False))
+            text = str(error)[:MAX_TEXT_CHARS]
+            await _send_last(channel, Fault(code=error.code, text=text, retryable=False))
         except ChannelClosed:
             pass
         finally:
@@ -136,16 +153,17 @@ class SessionHandler:
             await self._converse(stream)
         finally:
             self._streams.discard(stream)
+            stream.room.close()
             if stream.session.epoch == stream.epoch:
                 await self._executor.drain(stream.session)
                 self._sessions.detach(stream.session, stream.epoch, _now())
 
     async def _open(self, channel: Channel) -> _Stream:
-        request, _ = await _receive_within(channel, OPEN_TIMEOUT_S)
+        request, _ = await _within(OPEN_TIMEOUT_S, channel, channel.receive(max_body_bytes=0))
         if not isinstance(request, Open):
             raise SessionRefused("protocol", "A stream begins with Open.", "type")
-        self._check(request)
-        session = self._sessions.open(request, _now())
+        self._check(request, channel.peer)
+        session = self._sessions.open(request, channel.peer, _now())
         self._fence()
         lease_s = min(max(request.lease_s, MIN_LEASE_S), MAX_LEASE_S)
         try:
@@ -161,7 +179,9 @@ class SessionHandler:
         except BaseException:  # nobody is there for the session, as after the end of any other stream
             self._sessions.detach(session, request.epoch, _now())
             raise
-        return _Stream(channel, session, request.epoch, request.codec, lease_s)
+        room = Room(self._in_flight, channel.peer)
+        inbox = Inbox(MAX_QUEUED_MESSAGES, room.release)
+        return _Stream(channel, session, request.epoch, request.codec, lease_s, room, inbox)
 
     def _fence(self) -> None:
         """End the streams on whose session there is a later take now."""
@@ -169,7 +189,7 @@ class SessionHandler:
             if stream.session.epoch != stream.epoch:
                 stream.fenced.set()
 
-    def _check(self, request: Open) -> None:
+    def _check(self, request: Open, client: PeerId) -> None:
         hosting = self._hosting
         if request.wire_version != WIRE_VERSION:
             _refuse("wire_version", request.wire_version, WIRE_VERSION)
@@ -183,12 +203,9 @@ class SessionHandler:
             _refuse("span", f"{request.start}:{request.end}", str(hosting.span))
         if request.codec not in CODECS:
             _refuse("codec", request.codec, ", ".join(CODECS))
-        if not 0 < len(request.session) <= 64 or request.max_tokens <= 0 or request.epoch < 0:
-            raise SessionRefused("protocol", "Open has a field out of range.", "session")
-        if not 0 < request.lease_s < math.inf:
-            raise SessionRefused(
-                "protocol", f"A lease is a number of seconds above 0, not {request.lease_s}.", "lease_s"
-            )
+        claim = Claim(PeerId(request.owner), request.session, request.epoch, request.proof)
+        if not claim.holds(hosting.peer, client):
+            raise SessionRefused("owner", "Open is not signed by the conversation's key.", "proof")
         if self._leaves_at is not None:
             raise SessionRefused("draining", "This peer is leaving and takes no new sessions.")
 
@@ -207,9 +224,13 @@ class SessionHandler:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, stream: _Stream) -> None:
+        largest_bytes = self._hosting.largest_body_bytes(stream.codec)
         while True:
-            envelope = await _receive_within(stream.channel, SILENCE_S)
+            coming = stream.channel.receive(largest_bytes, stream.room.reserve)
+            envelope = await _within(SILENCE_S, stream.channel, coming)
             stream.session.require_epoch(stream.epoch)
+            if not isinstance(envelope.message, Step):
+                stream.room.release(len(envelope.body))
             message = envelope.message
             if isinstance(message, Ping):
                 await stream.channel.send(Pong(id=message.id, queue_depth=self._executor.queue_depth))
@@ -230,6 +251,7 @@ class SessionHandler:
             stream.session.require_epoch(stream.epoch)  # a later take may have begun while it waited
             if isinstance(message, Step):
                 await self._step(stream, message, body)
+                stream.room.release(len(body))
             elif isinstance(message, Rewind):
                 stream.session.rewind(message.position, rewinds)
             else:
@@ -245,8 +267,8 @@ class SessionHandler:
                 "position",
                 session.position,
             )
-        if not 0 < step.tokens <= MAX_STEP_TOKENS or not 0 <= step.reply_tokens <= step.tokens:
-            raise SessionRefused("protocol", f"A step has 1 to {MAX_STEP_TOKENS} tokens.", "tokens")
+        if step.reply_tokens > step.tokens:
+            raise SessionRefused("protocol", "A step has no more answers than tokens.", "reply_tokens")
         hidden = decode_tensor(body, step.tokens, self._hosting.hidden_size, stream.codec)
         self._sessions.reserve(session, step.tokens)
         await self._answer(stream, step, hidden)
@@ -284,10 +306,10 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _receive_within(channel: Channel, seconds: float) -> Envelope:
+async def _within(seconds: float, channel: Channel, receiving: Awaitable[Envelope]) -> Envelope:
     try:
         async with asyncio.timeout(seconds):
-            return await channel.receive()
+            return await receiving
     except TimeoutError:
         raise ChannelClosed(f"{channel.peer} said nothing for {seconds:.0f} s") from None
 
@@ -299,7 +321,7 @@ def _refuse(field: str, asked: object, hosted: object) -> None:
 def _fault(refusal: SessionRefused) -> Fault:
     return Fault(
         code=refusal.fault_code,
-        text=str(refusal),
+        text=str(refusal)[:MAX_TEXT_CHARS],
         retryable=refusal.fault_code in ("capacity", "draining", "compute_failed", "position"),
         field=refusal.field,
         expected_position=refusal.expected_position,

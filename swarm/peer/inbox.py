@@ -6,6 +6,7 @@ other is not taken for one that floods its peer.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from swarm.errors import SessionRefused
@@ -22,10 +23,14 @@ class Waiting(NamedTuple):
 
 
 class Inbox:
-    """One task puts messages in, another takes them out; `limit` of them may wait."""
+    """One task puts messages in, another takes them out; `limit` of them may wait.
 
-    def __init__(self, limit: int) -> None:
+    `on_void` is told the size of each body that nobody needs any more.
+    """
+
+    def __init__(self, limit: int, on_void: Callable[[int], None] = lambda size_bytes: None) -> None:
         self._limit = limit
+        self._on_void = on_void
         self._waiting: deque[Waiting] = deque()
         self._arrived = asyncio.Event()
 
@@ -35,7 +40,9 @@ class Inbox:
         if isinstance(message, Rewind):
             rewinds = 1
             while self._waiting and _is_void(self._waiting[-1].message, message):
-                rewinds += self._waiting.pop().rewinds  # both ends count them
+                void = self._waiting.pop()
+                rewinds += void.rewinds  # both ends count them
+                self._on_void(len(void.body))
         if len(self._waiting) >= self._limit:
             raise SessionRefused("protocol", "Too many messages without reading the answers.")
         self._waiting.append(Waiting(message, envelope.body, rewinds))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import psutil
 
+from swarm.lifetime import persist
 from swarm.model.compute import Compute
 from swarm.model.dtypes import dtype_name
 from swarm.model.span import SpanModel
@@ -50,6 +51,7 @@ class Peer:
         self.sessions = SessionTable(model, limits)
         profile = announcer.profile
         hosting = Hosting(
+            peer=profile.peer,
             manifest=profile.manifest,
             span=model.span,
             dtype=dtype_name(model.dtype),
@@ -76,7 +78,11 @@ class Peer:
 
     async def serve(self, network: Network) -> None:
         """Take sessions from now on, and say so in the directory."""
-        work = (self.executor.run(), self._expire(), self._sleep_watch.run(self._wake))
+        work = (
+            persist("executor", self.executor.run),
+            persist("expiry of sessions", self._expire),
+            persist("watch for sleep", lambda: self._sleep_watch.run(self._wake)),
+        )
         self._tasks = tuple(asyncio.create_task(each) for each in work)
         await network.serve(SESSION_PROTOCOL, self.handler)
         self.announcer.load = self._load

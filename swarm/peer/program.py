@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from swarm.lifetime import until_stopped
+from swarm.lifetime import persist, until_stopped
 from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
@@ -106,7 +106,7 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         stack.push_async_callback(_take_back, announcer)
         if config.span is None:
             await _choose_span(directory, announcer, plan)
-        announcing = asyncio.create_task(announcer.run())
+        announcing = asyncio.create_task(persist("announcer", announcer.run))
         stack.callback(announcing.cancel)
         compute = ComputeThread()
         stack.callback(compute.close)

@@ -5,12 +5,13 @@ bounded time, so that a client that lost its link, slept or crashed finds it aga
 it (a higher epoch) fences the earlier one off. Knows no streams and no threads.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from swarm.errors import SessionRefused
 from swarm.model.cache import KVCache, bytes_per_token
 from swarm.model.span import SpanModel
-from swarm.values import Span
+from swarm.values import PeerId, Span
 from swarm.wire.messages import Open
 
 
@@ -19,6 +20,8 @@ class PeerSession:
     """One conversation's state on this peer."""
 
     id: str
+    owner: str  # the conversation's public key
+    client: PeerId  # who took it up last
     span: Span
     cache: KVCache
     max_tokens: int
@@ -85,6 +88,11 @@ class SessionTable:
         return sum(self._size_bytes(session) for session in self._sessions.values())
 
     @property
+    def lent_bytes(self) -> int:
+        """Memory that the caches of all sessions may take."""
+        return self._limits.cache_bytes
+
+    @property
     def free_tokens(self) -> int:
         """How many more tokens fit, counted through the peer's whole span."""
         return max(0, self._limits.cache_bytes - self.used_bytes) // self._token_bytes(self._model.span)
@@ -93,27 +101,31 @@ class SessionTable:
         """Every session held."""
         return tuple(self._sessions.values())
 
-    def open(self, request: Open, now: float) -> PeerSession:
+    def open(self, request: Open, client: PeerId, now: float) -> PeerSession:
         """Take up the session again if it is here, else begin it. Raises `SessionRefused`.
 
         From then on every earlier take on it is void; the caller waits for what runs of it.
         """
         span = Span(request.start, request.end)
         held = self._sessions.get(request.session)
+        if held is not None and held.owner != request.owner:
+            raise SessionRefused("owner", "This session is of another conversation.", "session")
         if held is not None and request.epoch <= held.epoch:
             raise _fenced()
-        if held is None and len(self._sessions) >= self._limits.max_sessions and not self._evict_one():
-            raise SessionRefused("capacity", f"This peer holds its limit of {len(self._sessions)} sessions.")
+        if held is None:
+            self._make_room_for_one(client)
         # the first chain of a conversation is its first take; every later one resumes it
         self.resumed_total += request.epoch > 1 and request.role == "active"
         if held is not None:
-            held.epoch = request.epoch
+            held.epoch, held.client = request.epoch, client
             if held.span == span:
                 held.attached, held.last_used, held.admitted_tokens = True, now, 0
                 held.spare = request.role == "spare"
                 return held
         session = PeerSession(
             id=request.session,
+            owner=request.owner,
+            client=client,
             span=span,
             cache=self._model.new_cache(span),
             max_tokens=min(request.max_tokens, self._limits.context_tokens),
@@ -173,11 +185,28 @@ class SessionTable:
     def _token_bytes(self, span: Span) -> int:
         return bytes_per_token(self._model.config, len(span), self._model.dtype)
 
-    def _evict_one(self) -> bool:
-        detached = [session for session in self._sessions.values() if not session.attached]
+    def _make_room_for_one(self, client: PeerId) -> None:
+        """Raises `SessionRefused` when there is no room, or this client has its share."""
+        limit, held = self._limits.max_sessions, self._by_client()[client]
+        if held >= max(1, limit // 2) and not self._evict_one(client):
+            raise SessionRefused("capacity", f"This client holds its share of {held} sessions.")
+        if len(self._sessions) >= limit and not self._evict_one():
+            raise SessionRefused("capacity", f"This peer holds its limit of {limit} sessions.")
+
+    def _by_client(self) -> Counter[PeerId]:
+        return Counter(session.client for session in self._sessions.values())
+
+    def _evict_one(self, client: PeerId | None = None) -> bool:
+        """Give up a session without a stream: the oldest of that client, or of the one that has most."""
+        held = self._by_client()
+        detached = [
+            session
+            for session in self._sessions.values()
+            if not session.attached and client in (None, session.client)
+        ]
         if not detached:
             return False
-        self.close(min(detached, key=lambda session: session.last_used))
+        self.close(min(detached, key=lambda session: (-held[session.client], session.last_used)))
         return True
 
 

@@ -6,7 +6,6 @@ one bad peer hides nobody behind it. Judges no one without a reference; that is 
 """
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from swarm.client.remote_hop import open_hop
 from swarm.client.router import PlannedHop
 from swarm.errors import HopLost, NetworkError, ProtocolError, SessionRefused
 from swarm.network.transport import Network
+from swarm.security.session_key import SessionKey
 from swarm.status.agreement import Fingerprint, alike, tolerance_of
 from swarm.status.question import Fingerprints, Question
 from swarm.values import ModelDigest
@@ -148,7 +148,7 @@ class Canary:
 
     async def _open_all(self, results: list[HopResult]) -> list[Hop | None]:
         settings = HopSettings(
-            session=secrets.token_hex(16),
+            key=SessionKey.new(),
             epoch=1,
             manifest=self.model,
             codec="fp32",

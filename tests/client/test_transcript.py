@@ -16,7 +16,7 @@ from swarm.errors import ConfigurationError, UsageError
 from swarm.model.sampling import Sampling
 
 BEGIN = Begin("0" * 64, "tiny", [], 0.0)
-PLACE = Place(SessionState("5" * 32, 1, "fp32", ()))
+PLACE = Place(SessionState("5" * 64, 1, "fp32", ()))
 
 
 def turn(text: str, *prompt_ids: int) -> Turn:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import ChannelClosed, FrameTooLarge, ProtocolError
-from swarm.network.channel import Channel, Envelope
+from swarm.errors import ChannelClosed, FrameTooLarge, ProtocolError, SessionRefused
+from swarm.network.channel import CLOSE_WITHIN_S, PATIENCE_S, Channel, Envelope
+from swarm.testing.clock import run_virtual
 from swarm.values import PeerId
 from swarm.wire.frames import MAX_BODY_BYTES, PREFIX_BYTES, encode_prefix
 from swarm.wire.messages import Ping, encode_message
@@ -21,6 +22,7 @@ class Stream:
         self.read_bytes = 0
         self.written = b""
         self.closed = 0
+        self.aborted = False
 
     async def readexactly(self, n: int) -> bytes:
         chunk = self.incoming[self.read_bytes : self.read_bytes + n]
@@ -40,6 +42,9 @@ class Stream:
 
     def close(self) -> None:
         self.closed += 1
+
+    def abort(self) -> None:
+        self.aborted = True
 
 
 def channel_on(stream: Stream) -> Channel:
@@ -110,6 +115,64 @@ async def test_closing_twice_closes_once() -> None:
     assert stream.closed == 1
     with pytest.raises(ChannelClosed):
         await channel.send(Ping(id=1))
+
+
+def test_an_end_that_takes_nothing_in_is_cut_in_time() -> None:
+    class Stuck(Stream):
+        async def drain(self) -> None:
+            await asyncio.Event().wait()
+
+    async def run() -> tuple[float, bool]:
+        stream = Stuck()
+        with pytest.raises(ChannelClosed, match="takes nothing in"):
+            await channel_on(stream).send(Ping(id=1), bytes(125_000))
+        return asyncio.get_running_loop().time(), stream.aborted
+
+    assert run_virtual(run()) == (PATIENCE_S + 10, True)
+
+
+def test_a_frame_that_does_not_come_to_its_end_is_given_up() -> None:
+    class Endless(Stream):
+        async def readexactly(self, n: int) -> bytes:
+            if self.read_bytes + n > len(self.incoming):
+                await asyncio.Event().wait()
+            return await super().readexactly(n)
+
+    async def run() -> float:
+        stream = Endless((20).to_bytes(4, "little") + (12_500).to_bytes(4, "little"))
+        with pytest.raises(ChannelClosed, match="does not come to the end"):
+            await channel_on(stream).receive()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == PATIENCE_S + 1
+
+
+def test_what_is_not_taken_in_soon_after_the_close_is_cut_off() -> None:
+    async def run() -> list[bool]:
+        stream = Stream()
+        channel_on(stream).close()
+        seen = [stream.aborted]
+        await asyncio.sleep(CLOSE_WITHIN_S)
+        return [*seen, stream.aborted]
+
+    assert run_virtual(run()) == [False, True]
+
+
+async def test_a_body_is_read_only_where_there_is_room_for_it() -> None:
+    async def refuse(size_bytes: int) -> None:
+        raise SessionRefused("capacity", f"no room for {size_bytes}")
+
+    stream = Stream((20).to_bytes(4, "little") + (7).to_bytes(4, "little") + bytes(27))
+    with pytest.raises(SessionRefused, match="no room for 7"):
+        await channel_on(stream).receive(7, refuse)
+    assert stream.read_bytes == 8
+
+
+async def test_a_body_over_the_reader_s_own_limit_is_refused_unread() -> None:
+    stream = Stream((20).to_bytes(4, "little") + (8).to_bytes(4, "little") + bytes(28))
+    with pytest.raises(FrameTooLarge):
+        await channel_on(stream).receive(max_body_bytes=7)
+    assert stream.read_bytes == 8
 
 
 async def _receive_for_ever(channel: Channel) -> None:

@@ -4,26 +4,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from msgspec import structs
 
 from swarm.network.channel import Channel, Envelope
 from swarm.security.identity import new_identity
+from swarm.security.session_key import SessionKey
 from swarm.testing.swarm import HostedPeer, InProcessSwarm
+from swarm.values import PeerId
 from swarm.wire.messages import SESSION_PROTOCOL, WIRE_VERSION, Message, Open, Opened, Step
 from swarm.wire.tensors import encode_tensor
 
 HIDDEN = 48
+KEY = SessionKey(bytes(32))
 
 
 @dataclass(slots=True)
 class Stream:
-    """A stranger's stream to the peer."""
+    """A stranger's stream to the peer. `client` is the stranger, `key` that of the conversation."""
 
     channel: Channel
+    client: PeerId
+    key: SessionKey
+
+    async def send(self, message: Message, body: bytes = b"") -> None:
+        """Send a message, an Open with its signature."""
+        if isinstance(message, Open) and not message.proof:
+            message = self.signed(message)
+        await self.channel.send(message, body)
 
     async def ask(self, message: Message, body: bytes = b"") -> Envelope:
         """Send a message; gives the next answer, whatever it is."""
-        await self.channel.send(message, body)
+        await self.send(message, body)
         return await self.channel.receive()
+
+    def signed(self, request: Open) -> Open:
+        """The request as the conversation's owner would send it on this stream."""
+        proof = self.key.claim(request.session, request.epoch, self.channel.peer, self.client)
+        return structs.replace(request, owner=self.key.owner, proof=proof)
 
     async def push(
         self, step_id: int, position: int, rows: torch.Tensor, reply_tokens: int | None = None
@@ -42,10 +59,11 @@ class Scene:
     hosted: HostedPeer
     sleep: Callable[[float], None]  # the machines sleep: every clock goes on but that of the loop
 
-    async def stream(self) -> Stream:
+    async def stream(self, key: SessionKey = KEY) -> Stream:
         """A new stream, from a node of its own."""
         node = self.swarm.net.join(new_identity())
-        return Stream(await node.open_channel(self.hosted.id, SESSION_PROTOCOL, 5.0))
+        channel = await node.open_channel(self.hosted.id, SESSION_PROTOCOL, 5.0)
+        return Stream(channel, node.peer_id, key)
 
     async def session(self, **fields: object) -> Stream:
         """A stream with an open session on it."""
@@ -59,7 +77,7 @@ class Scene:
         right: dict[str, object] = {
             "wire_version": WIRE_VERSION, "session": "s", "epoch": 0, "manifest": self.swarm.model.manifest,
             "start": 1, "end": 4, "dtype": "fp32", "quantization": "none", "codec": "fp32", "max_tokens": 64,
-            "lease_s": 2.0,
+            "lease_s": 2.0, "owner": KEY.owner, "proof": b"",
         }  # fmt: skip
         return Open(**(right | fields))  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from swarm.model.weights import load_span
 from swarm.peer.executor import Executor
 from swarm.peer.sessions import PeerSession, SessionLimits, SessionTable
 from swarm.testing.clock import run_virtual
-from swarm.values import Span
+from swarm.values import PeerId, Span
 from swarm.wire.messages import Open
 
 SPAN = Span(0, 2)
@@ -50,10 +50,10 @@ class Bench:
                 **{
                     "wire_version": 1, "session": name, "epoch": 0, "manifest": "", "start": 0, "end": 2,
                     "dtype": "fp32", "quantization": "none", "codec": "fp32", "max_tokens": 256,
-                    "lease_s": 1.0,
+                    "lease_s": 1.0, "owner": "owner", "proof": b"",
                 } | fields
             ),
-            0.0,
+            PeerId("client"), 0.0,
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from swarm.errors import MalformedMessage
 from swarm.wire.messages import (
@@ -19,7 +20,6 @@ from swarm.wire.messages import (
     Pong,
     Promote,
     Rewind,
-    Role,
     Step,
     decode_message,
     encode_message,
@@ -31,14 +31,16 @@ GOLDEN: list[tuple[Message, str]] = [
         Open(
             wire_version=1, session="0123456789abcdef0123456789abcdef", epoch=2, manifest="ab" * 32,
             start=0, end=10, dtype="bf16", quantization="none", codec="bf16", max_tokens=4096,
-            lease_s=2.5, role="spare", trace="t1",
+            lease_s=2.5, role="spare", trace="t1", owner="12D3KooW", proof=bytes(range(64)),
         ),
-        "8ea474797065a46f70656eac776972655f76657273696f6e01a773657373696f6ed92030313233343536373839"
-        "61626364656630313233343536373839616263646566a565706f636802a86d616e6966657374d9406162616261"
-        "626162616261626162616261626162616261626162616261626162616261626162616261626162616261626162"
-        "6162616261626162616261626162a5737461727400a3656e640aa56474797065a462663136ac7175616e74697a"
-        "6174696f6ea46e6f6e65a5636f646563a462663136aa6d61785f746f6b656e73cd1000a76c656173655f73cb40"
-        "04000000000000a4726f6c65a57370617265a57472616365a27431",
+        "de0010a474797065a46f70656eac776972655f76657273696f6e01a773657373696f6ed92030313233343536"
+        "37383961626364656630313233343536373839616263646566a565706f636802a56f776e6572a8313244334b"
+        "6f6f57a570726f6f66c440000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f20"
+        "2122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3fa86d616e6966657374d9406162"
+        "6162616261626162616261626162616261626162616261626162616261626162616261626162616261626162"
+        "616261626162616261626162616261626162a5737461727400a3656e640aa56474797065a462663136ac7175"
+        "616e74697a6174696f6ea46e6f6e65a5636f646563a462663136aa6d61785f746f6b656e73cd1000a76c6561"
+        "73655f73cb4004000000000000a4726f6c65a57370617265a57472616365a27431",
     ),
     (
         Opened(position=7, max_tokens=4096, lease_s=2.5, rewinds=3),
@@ -86,20 +88,33 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
 ]  # fmt: skip
 
-INTEGERS = st.integers(-(2**63), 2**63 - 1)
-BY_TYPE = {
-    int: INTEGERS,
-    int | None: st.none() | INTEGERS,
-    float: st.floats(allow_nan=False),
-    str: st.text(max_size=40),
-    bool: st.booleans(),
-    Role: st.sampled_from(("active", "spare")),
-}
+
+def _of_type(kind: inspect.Type) -> st.SearchStrategy[object]:
+    """Values within the range that the type declares."""
+    match kind:
+        case inspect.IntType():
+            return st.integers(kind.ge, kind.le)
+        case inspect.FloatType():
+            return st.floats(kind.gt if kind.ge is None else kind.ge, kind.le, exclude_min=kind.ge is None)
+        case inspect.StrType() if kind.pattern:
+            return st.from_regex(kind.pattern).filter(lambda text: len(text) <= kind.max_length)
+        case inspect.StrType():
+            return st.text(min_size=kind.min_length or 0, max_size=min(40, kind.max_length))
+        case inspect.BytesType():
+            return st.binary(max_size=kind.max_length)
+        case inspect.LiteralType():
+            return st.sampled_from(kind.values)
+        case inspect.UnionType():
+            return st.one_of(*map(_of_type, kind.types))
+        case inspect.NoneType():
+            return st.none()
+    assert isinstance(kind, inspect.BoolType), kind
+    return st.booleans()
 
 
 def _values(kind: type[Message]) -> st.SearchStrategy[Message]:
-    fields = msgspec.structs.fields(kind)
-    return st.builds(kind, **{field.name: BY_TYPE[field.type] for field in fields})
+    fields = inspect.type_info(kind).fields
+    return st.builds(kind, **{field.name: _of_type(field.type) for field in fields})
 
 
 ANY_MESSAGE = st.one_of(*(_values(kind) for kind in AnyMessage.__args__))

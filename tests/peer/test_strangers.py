@@ -1,0 +1,176 @@
+"""Strangers at a peer's door: what they send, hold or leave unread costs themselves."""
+
+import asyncio
+
+import pytest
+from msgspec import structs
+from peer_scene import HIDDEN, KEY, Scene, Stream, rows
+
+from swarm.errors import ChannelClosed
+from swarm.network.channel import PATIENCE_S
+from swarm.peer.handler import IN_FLIGHT_PART, SILENCE_S
+from swarm.security.identity import new_identity
+from swarm.security.session_key import SessionKey
+from swarm.testing.swarm import CACHE_BYTES
+from swarm.wire.messages import MAX_STEP_TOKENS, Fault, Message, Opened, Ping, Rewind
+
+LARGEST_BYTES = MAX_STEP_TOKENS * HIDDEN * 4
+EVE = SessionKey(bytes(range(32)))
+
+
+async def opened_and_stepped(s: Scene) -> Stream:
+    """A session of somebody honest that holds five rows."""
+    stream = await s.session()
+    await stream.push(1, 0, rows(5))
+    return stream
+
+
+async def how_it_stands(s: Scene, stream: Stream) -> tuple[int, Message]:
+    """Where the honest session stands, and what its next step is answered with."""
+    return s.hosted.peer.sessions.all()[0].position, (await stream.push(2, 5, rows(1)))[0]
+
+
+def test_a_stranger_who_knows_its_id_cannot_take_a_session_over(play):
+    async def scene(s):
+        honest = await opened_and_stepped(s)
+        refused, _ = await (await s.stream(EVE)).ask(s.open(epoch=9))
+        return refused, await how_it_stands(s, honest)
+
+    refused, (position, answer) = play(scene)
+    assert (refused.code, refused.retryable, position) == ("owner", False, 5)
+    assert not isinstance(answer, Fault)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"proof": b"\x01" * 64},
+        {"owner": KEY.owner, "proof": EVE.claim("s", 9, "peer", "client")},
+        {"owner": "12D3KooW", "proof": b"\x01" * 64},
+    ],
+    ids=["no signature", "another key's signature", "no key"],
+)
+def test_an_open_that_its_owner_did_not_sign_is_refused(play, forged):
+    async def scene(s):
+        honest = await opened_and_stepped(s)
+        refused, _ = await (await s.stream()).ask(s.open(epoch=9, **forged))
+        return refused.code, await how_it_stands(s, honest)
+
+    code, (position, answer) = play(scene)
+    assert (code, position) == ("owner", 5)
+    assert not isinstance(answer, Fault)
+
+
+def test_an_open_that_somebody_else_overheard_opens_nothing(play):
+    async def scene(s):
+        honest, eve = await opened_and_stepped(s), await s.stream()
+        overheard = honest.signed(s.open(epoch=9))
+        refused, _ = await eve.ask(overheard)
+        return refused.code
+
+    assert play(scene) == "owner"
+
+
+def test_the_owner_takes_its_session_up_from_another_node(play):
+    async def scene(s):
+        honest = await opened_and_stepped(s)
+        honest.channel.close()
+        return (await (await s.stream()).ask(s.open(epoch=1)))[0]
+
+    answer = play(scene)
+    assert isinstance(answer, Opened)
+    assert answer.position == 5
+
+
+def test_a_body_before_the_session_stands_is_refused_unread(play):
+    async def scene(s):
+        stream = await s.stream()
+        return (await stream.ask(s.open(), b"x"))[0].code
+
+    assert play(scene) == "frame_too_large"
+
+
+@pytest.mark.parametrize("size", [LARGEST_BYTES + 1, 64 * 2**20])
+def test_a_body_is_no_larger_than_a_step_of_this_model(play, size):
+    async def scene(s):
+        stream = await s.session()
+        stream.channel._writer.write((20).to_bytes(4, "little") + size.to_bytes(4, "little"))
+        return (await stream.channel.receive())[0].code, s.hosted.peer.handler.in_flight_bytes
+
+    assert play(scene) == ("frame_too_large", 0)
+
+
+def test_bodies_that_never_come_to_an_end_are_bounded_and_given_up(play):
+    async def scene(s):
+        prefix = (20).to_bytes(4, "little") + LARGEST_BYTES.to_bytes(4, "little")
+        streams = [await s.session(session=f"{number}") for number in range(30)]
+        for stream in streams:
+            stream.channel._writer.write(prefix)
+        await asyncio.sleep(1)
+        meanwhile = s.hosted.peer.handler.in_flight_bytes
+        await asyncio.sleep(SILENCE_S)
+        return meanwhile, s.hosted.peer.handler.in_flight_bytes, s.hosted.peer.handler.open_streams
+
+    meanwhile, afterwards, open_streams = play(scene)
+    assert 0 < meanwhile <= CACHE_BYTES // IN_FLIGHT_PART
+    assert (afterwards, open_streams) == (0, 0)
+
+
+def test_what_a_step_took_is_given_back(play):
+    async def scene(s):
+        stream = await s.session()
+        for number in range(3):
+            await stream.push(number, number, rows(1))
+        await stream.send(Rewind(position=0))
+        await stream.push(9, 0, rows(5))
+        return s.hosted.peer.handler.in_flight_bytes
+
+    assert play(scene) == 0
+
+
+def test_pings_whose_answers_nobody_reads_end_the_stream(play):
+    async def scene(s):
+        stream = await s.session()
+
+        async def ping_for_ever():
+            for number in range(100_000):
+                await stream.send(Ping(id=number))
+
+        with pytest.raises(ChannelClosed):
+            await ping_for_ever()
+        await asyncio.sleep(2 * PATIENCE_S)
+        return s.hosted.peer.handler.open_streams
+
+    assert play(scene) == 0
+
+
+def test_one_ping_and_then_silence_holds_a_stream_for_a_minute(play):
+    async def scene(s):
+        stream = await s.session()
+        await stream.send(Ping(id=1))
+        await asyncio.sleep(SILENCE_S + 1)
+        return s.hosted.peer.handler.open_streams
+
+    assert play(scene) == 0
+
+
+def test_a_name_tells_nothing_of_the_same_session_elsewhere():
+    one, other = new_identity().peer_id, new_identity().peer_id
+    names = {KEY.id_at(one, 0), KEY.id_at(one, 2), KEY.id_at(other, 0), EVE.id_at(one, 0)}
+    assert len(names) == 4
+    assert KEY.id_at(one, 0) == SessionKey(bytes(32)).id_at(one, 0)
+    assert repr(KEY.seed) not in repr(KEY)
+
+
+def test_a_claim_that_is_changed_anywhere_does_not_hold(play):
+    async def scene(s):
+        stream = await s.stream()
+        signed = stream.signed(s.open())
+        codes = []
+        for changes in ({"session": "t"}, {"epoch": 1}, {"owner": EVE.owner}):
+            stream = await s.stream()
+            await stream.channel.send(structs.replace(signed, **changes))
+            codes.append((await stream.channel.receive())[0].code)
+        return codes
+
+    assert play(scene) == ["owner"] * 3
