@@ -5,13 +5,13 @@ to another costs a round trip besides. `O(blocks x replicas)`. What the caller k
 (round trips measured, peers lost lately) comes in as arguments and overrules the records.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from swarm.errors import NoRoute
 from swarm.values import PeerId, Span, spans_of
-from swarm.wire.messages import WIRE_VERSION
+from swarm.wire.messages import FORMATS, WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
 
 HOP_OVERHEAD_MS = 1.0  # protocol and scheduling, besides the round trip
@@ -56,11 +56,11 @@ def plan(snapshot: Snapshot, span: Span, hints: RouteHints) -> tuple[PlannedHop,
     taken before any mixed chain, because another peer of that kind can replace a hop exactly.
     """
     usable = [record for record in snapshot.online() if _usable(record, hints)]
-    kinds = sorted({_numerics(record) for record in usable})
-    if hints.numerics is not None:
-        kinds = [hints.numerics]
-    routes = [route for kind in kinds if (route := _cheapest(usable, span, hints, kind))]
-    if not routes and hints.numerics is None and (mixed := _cheapest(usable, span, hints, None)):
+    alike: dict[Numerics, list[PeerRecord]] = {}
+    for record in usable:
+        alike.setdefault(_numerics(record), []).append(record)
+    routes = [route for kind in sorted(alike) if (route := _cheapest(alike[kind], span, hints))]
+    if not routes and hints.numerics is None and (mixed := _cheapest(usable, span, hints)):
         routes = [mixed]
     if not routes:
         raise no_route(usable, span, _why_not_others(snapshot, span, hints))
@@ -107,6 +107,7 @@ def _usable(record: PeerRecord, hints: RouteHints) -> bool:
     return (
         record.peer_id not in hints.excluded
         and record.wire_version == WIRE_VERSION
+        and record.dtype in FORMATS
         and (hints.numerics is None or _numerics(record) == hints.numerics)
     )
 
@@ -132,9 +133,8 @@ class _Label(NamedTuple):
 
 
 def _cheapest(
-    records: Iterable[PeerRecord], span: Span, hints: RouteHints, kind: Numerics | None
+    candidates: Sequence[PeerRecord], span: Span, hints: RouteHints
 ) -> tuple[PlannedHop, ...] | None:
-    candidates = [record for record in records if kind is None or _numerics(record) == kind]
     best: _Label | None = None
     labels: dict[str, _Label] = {}
     for block in span:

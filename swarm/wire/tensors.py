@@ -7,8 +7,11 @@ that do not make a matrix of the announced shape are refused, never reshaped.
 import torch
 
 from swarm.errors import MalformedMessage
+from swarm.wire.messages import FORMATS
 
-CODECS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CODECS: dict[str, torch.dtype] = dict(
+    zip(FORMATS, (torch.float32, torch.bfloat16, torch.float16), strict=True)
+)
 
 
 def encode_tensor(hidden: torch.Tensor, codec: str) -> bytes:

@@ -115,3 +115,10 @@ def test_a_route_is_whole_or_the_error_names_exactly_the_missing_blocks(ranges):
     by_id = {entry.peer: entry for entry in records}
     assert all(by_id[hop.peer].span.covers(hop.span) for hop in route)
     assert all(first.peer != second.peer for first, second in pairwise(route))
+
+
+def test_a_number_format_that_nobody_knows_is_passed_over():
+    made_up = [record(f"x{number}", 0, 30, dtype=f"made-up{number}") for number in range(100)]
+    assert spans(plan(snapshot(*made_up, record("a", 0, 30)), Span(0, 30), RouteHints())) == [("a", "0:30")]
+    with pytest.raises(NoRoute):
+        plan(snapshot(*made_up), Span(0, 30), RouteHints())
