@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
@@ -47,8 +48,22 @@ class _Control(ControlClient):  # type: ignore[misc]  # hivemind is not typed
     """hivemind's client of p2pd, which goes deaf when an answer meets a call that is being cancelled."""
 
     async def call_unary_handler(self, peer_id: PeerID, proto: str, data: bytes) -> bytes:
-        """Waits in a task of its own: a call that nobody waits for any more ends when p2pd ends it."""
-        return await asyncio.shield(super().call_unary_handler(peer_id, proto, data))
+        """As hivemind's, but an answer that meets a cancelled call finds its future whole."""
+        call_id = uuid4()
+        call = p2pd_pb2.CallUnaryRequest(peer=peer_id.to_bytes(), proto=proto, data=data)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda each: each.cancelled() or each.exception())  # seen, also if too late
+        self._pending_calls[call_id] = answer
+        try:
+            await self._pending_messages.put(
+                p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, callUnary=call)
+            )
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            await self._cancel_unary_call(call_id)
+            raise
+        finally:
+            self._pending_calls.pop(call_id, None)
 
     async def stream_open(
         self, peer_id: PeerID, protocols: Sequence[str]

@@ -32,7 +32,7 @@ from swarm.network.memory import Link
 from swarm.network.node import Node, readable
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.links import LinkEmulator
-from swarm.wire.directory import DIRECTORY_PROTOCOL, Store, Stored, decode_answer, encode
+from swarm.wire.directory import DIRECTORY_PROTOCOL, Hello, Store, Stored, Welcome, decode_answer, encode
 from swarm.wire.messages import Ping
 from swarm.wire.records import PeerRecord, seal
 
@@ -439,3 +439,18 @@ async def test_peer_behind_a_link_that_was_down_is_reached_as_soon_as_it_is_up(s
         up_at = time.monotonic()
         await says_hello(client, server)
         assert time.monotonic() - up_at < 4.0
+
+
+async def test_calls_that_nobody_waits_for_any_more_leave_nothing(start: Start) -> None:
+    server = await start()
+    client = await start(join=server.addresses)
+    control, callee = client._node._control, PeerID.from_base58(server.peer_id)
+    request, tasks, before = encode(Hello(True)), len(asyncio.all_tasks()), set(control._pending_calls)
+    for delay_s in [number / 10_000 for number in range(30)]:  # some as the answer comes
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(control.call_unary_handler(callee, DIRECTORY_PROTOCOL, request), delay_s)
+    assert isinstance(
+        decode_answer(await control.call_unary_handler(callee, DIRECTORY_PROTOCOL, request)), Welcome
+    )
+    assert control._pending_calls.keys() == before
+    assert len(asyncio.all_tasks()) <= tasks
