@@ -14,6 +14,17 @@ _CHUNK_TOKENS = 64
 _GROWTH = 1.25
 
 
+def grown_capacity(capacity: int, needed: int) -> int:
+    """How many tokens a cache is to have room for when it must hold `needed`: a quarter more than before,
+    so that growing costs little, and whole chunks."""
+    return least_capacity(max(needed, int(capacity * _GROWTH)))
+
+
+def least_capacity(needed: int) -> int:
+    """The smallest room that a cache can have for `needed` tokens."""
+    return -(-needed // _CHUNK_TOKENS) * _CHUNK_TOKENS
+
+
 def bytes_per_token(config: ModelConfig, num_blocks: int, dtype: torch.dtype) -> int:
     """Memory one token takes in the caches of `num_blocks` blocks."""
     return 2 * num_blocks * config.num_kv_heads * config.head_dim * dtype.itemsize
@@ -26,6 +37,7 @@ class KVCache:
         empty = torch.empty(2, config.num_kv_heads, 0, config.head_dim, dtype=dtype)
         self._blocks = [empty] * num_blocks  # each [2 (key, value), kv_heads, capacity, head_dim]
         self._capacity = 0
+        self._planned = 0
         self._position = 0
 
     @property
@@ -37,6 +49,11 @@ class KVCache:
     def num_blocks(self) -> int:
         """How many blocks it serves."""
         return len(self._blocks)
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens it has room for."""
+        return self._capacity
 
     @property
     def size_bytes(self) -> int:
@@ -52,13 +69,16 @@ class KVCache:
             )
         self._position = position
 
+    def plan(self, capacity: int) -> None:
+        """Let the next growth end at this capacity, as whoever counts the memory has granted it."""
+        self._planned = capacity
+
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more than it holds, keeping what it holds."""
         needed = self._position + tokens
         if needed <= self._capacity:
             return
-        capacity = max(needed, int(self._capacity * _GROWTH))
-        capacity = -(-capacity // _CHUNK_TOKENS) * _CHUNK_TOKENS
+        capacity = self._planned if self._planned >= needed else grown_capacity(self._capacity, needed)
         for index, old in enumerate(self._blocks):  # one by one: never twice the memory
             if old.shape[2] < capacity:
                 new = old.new_empty(2, old.shape[1], capacity, old.shape[3])

@@ -7,7 +7,7 @@ and turns every refusal into one `Fault`. Holds no session state of its own; tha
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -75,7 +75,7 @@ class _Stream:
     lease_s: float
     room: Room
     inbox: Inbox
-    fenced: asyncio.Event = field(default_factory=asyncio.Event)  # a later take has begun
+    fenced: asyncio.Event = field(default_factory=asyncio.Event)  # a later take, or the session given up
 
 
 class SessionHandler:
@@ -169,6 +169,7 @@ class SessionHandler:
         try:
             await self._executor.drain(session)
             session.require_epoch(request.epoch)  # still: the drain may have taken long
+            self._sessions.settle(session)
             opened = Opened(
                 position=session.position,
                 max_tokens=session.max_tokens,
@@ -182,6 +183,12 @@ class SessionHandler:
         room = Room(self._in_flight, channel.peer)
         inbox = Inbox(MAX_QUEUED_MESSAGES, room.release)
         return _Stream(channel, session, request.epoch, request.codec, lease_s, room, inbox)
+
+    def _end_all(self, given_up: Sequence[PeerSession]) -> None:
+        """Tell the clients of sessions that were given up, so that they move at once."""
+        for stream in self._streams:
+            if stream.session in given_up:
+                stream.fenced.set()
 
     def _fence(self) -> None:
         """End the streams on whose session there is a later take now."""
@@ -253,7 +260,7 @@ class SessionHandler:
                 await self._step(stream, message, body)
                 stream.room.release(len(body))
             elif isinstance(message, Rewind):
-                stream.session.rewind(message.position, rewinds)
+                self._sessions.rewind(stream.session, message.position, rewinds)
             else:
                 raise SessionRefused("protocol", f"{type(message).__name__} is not for a peer.", "type")
 
@@ -270,7 +277,7 @@ class SessionHandler:
         if step.reply_tokens > step.tokens:
             raise SessionRefused("protocol", "A step has no more answers than tokens.", "reply_tokens")
         hidden = decode_tensor(body, step.tokens, self._hosting.hidden_size, stream.codec)
-        self._sessions.reserve(session, step.tokens)
+        self._end_all(self._sessions.reserve(session, step.tokens))
         await self._answer(stream, step, hidden)
 
     async def _answer(self, stream: _Stream, step: Step, hidden: torch.Tensor) -> None:

@@ -6,10 +6,11 @@ it (a higher epoch) fences the earlier one off. Knows no streams and no threads.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swarm.errors import SessionRefused
-from swarm.model.cache import KVCache, bytes_per_token
+from swarm.model.cache import KVCache, bytes_per_token, grown_capacity, least_capacity
 from swarm.model.span import SpanModel
 from swarm.values import PeerId, Span
 from swarm.wire.messages import Open
@@ -30,7 +31,8 @@ class PeerSession:
     last_used: float
     attached: bool = True
     rewinds: int = 0
-    admitted_tokens: int = 0  # where the step that was let in last will end; it may wait for its turn yet
+    granted_tokens: int = 0  # what its cache has room for, or will have when the step that was let in is done
+    ended: SessionRefused | None = None  # why this peer gave it up
 
     @property
     def position(self) -> int:
@@ -38,7 +40,9 @@ class PeerSession:
         return self.cache.position
 
     def require_epoch(self, epoch: int) -> None:
-        """Raises `SessionRefused` when there is a later take than this one."""
+        """Raises `SessionRefused` when there is a later take than this one, or the session was given up."""
+        if self.ended is not None:
+            raise self.ended
         if self.epoch != epoch:
             raise _fenced()
 
@@ -56,7 +60,6 @@ class PeerSession:
             )
         self.cache.rewind(position)
         self.rewinds += times
-        self.admitted_tokens = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class SessionTable:
     def __init__(self, model: SpanModel, limits: SessionLimits) -> None:
         self._model = model
         self._limits = limits
-        self._sessions: dict[str, PeerSession] = {}
+        self._sessions: dict[str, PeerSession] = {}  # in the order they came
+        self._used_bytes = 0
         self.resumed_total = 0  # taken up here after a loss, a leave or a pause
 
     def __len__(self) -> int:
@@ -85,7 +89,7 @@ class SessionTable:
     @property
     def used_bytes(self) -> int:
         """Memory that all caches hold, and are about to hold for the steps that were let in."""
-        return sum(self._size_bytes(session) for session in self._sessions.values())
+        return self._used_bytes
 
     @property
     def lent_bytes(self) -> int:
@@ -104,7 +108,8 @@ class SessionTable:
     def open(self, request: Open, client: PeerId, now: float) -> PeerSession:
         """Take up the session again if it is here, else begin it. Raises `SessionRefused`.
 
-        From then on every earlier take on it is void; the caller waits for what runs of it.
+        From then on every earlier take on it is void; the caller waits for what runs of it, and then calls
+        `settle`.
         """
         span = Span(request.start, request.end)
         held = self._sessions.get(request.session)
@@ -119,9 +124,10 @@ class SessionTable:
         if held is not None:
             held.epoch, held.client = request.epoch, client
             if held.span == span:
-                held.attached, held.last_used, held.admitted_tokens = True, now, 0
+                held.attached, held.last_used = True, now
                 held.spare = request.role == "spare"
                 return held
+            self.close(held)
         session = PeerSession(
             id=request.session,
             owner=request.owner,
@@ -136,10 +142,11 @@ class SessionTable:
         self._sessions[request.session] = session
         return session
 
-    def reserve(self, session: PeerSession, tokens: int) -> None:
-        """Make room for a step, giving up sessions without a stream where that helps.
+    def reserve(self, session: PeerSession, tokens: int) -> list[PeerSession]:
+        """Make room for a step. Gives the sessions that were given up for it although they are in use.
 
-        Raises `SessionRefused`, and gives up none then.
+        Only what grows takes room. Where there is none, sessions without a stream go first, then whoever
+        came last. Raises `SessionRefused`, and gives up none, when that is this one.
         """
         end = session.position + tokens
         if end > session.max_tokens:
@@ -148,13 +155,26 @@ class SessionTable:
                 f"{end} tokens are more than the {session.max_tokens} granted.",
                 "tokens",
             )
-        grown_bytes = max(0, end * self._token_bytes(session.span) - self._size_bytes(session))
-        room_bytes = self._limits.cache_bytes - grown_bytes
-        if sum(self._size_bytes(each) for each in self._sessions.values() if each.attached) > room_bytes:
-            raise SessionRefused("capacity", "This peer's memory for sessions is full.")
-        while self.used_bytes > room_bytes:
-            self._evict_one()
-        session.admitted_tokens = end
+        if end <= session.granted_tokens:
+            return []
+        given_up = self._to_be_given_up(session, self._growth_bytes(session, least_capacity(end)))
+        for each in given_up:
+            each.ended = _no_memory()
+            self.close(each)
+        wanted = grown_capacity(session.granted_tokens, end)
+        fits = self._growth_bytes(session, wanted) <= self._free_bytes
+        self._grant(session, wanted if fits else least_capacity(end))
+        session.cache.plan(session.granted_tokens)
+        return [each for each in given_up if each.attached]
+
+    def rewind(self, session: PeerSession, position: int, times: int = 1) -> None:
+        """As `PeerSession.rewind`; what was granted for a step that is void is free again."""
+        session.rewind(position, times)
+        self.settle(session)
+
+    def settle(self, session: PeerSession) -> None:
+        """Nothing of the session is under way: count what its cache has."""
+        self._grant(session, session.cache.capacity)
 
     def promote(self, session: PeerSession) -> None:
         """A spare is active from now on."""
@@ -164,11 +184,13 @@ class SessionTable:
     def detach(self, session: PeerSession, epoch: int, now: float) -> None:
         """The stream of that take is gone; keep the session for a while."""
         if session.epoch == epoch:
-            session.attached, session.last_used, session.admitted_tokens = False, now, 0
+            session.attached, session.last_used = False, now
+            self.settle(session)
 
     def close(self, session: PeerSession) -> None:
         """Free everything of a session."""
         if self._sessions.get(session.id) is session:
+            self._grant(session, 0)
             del self._sessions[session.id]
 
     def expired(self, now: float) -> list[PeerSession]:
@@ -179,8 +201,52 @@ class SessionTable:
             if now - session.last_used > (self._limits.idle_s if session.attached else self._limits.linger_s)
         ]
 
-    def _size_bytes(self, session: PeerSession) -> int:
-        return max(session.cache.size_bytes, session.admitted_tokens * self._token_bytes(session.span))
+    def _grant(self, session: PeerSession, tokens: int) -> None:
+        if self._sessions.get(session.id) is session:
+            self._used_bytes += self._growth_bytes(session, tokens)
+            session.granted_tokens = tokens
+
+    def _growth_bytes(self, session: PeerSession, tokens: int) -> int:
+        return (tokens - session.granted_tokens) * self._token_bytes(session.span)
+
+    @property
+    def _free_bytes(self) -> int:
+        return self._limits.cache_bytes - self._used_bytes
+
+    def _to_be_given_up(self, session: PeerSession, needed_bytes: int) -> list[PeerSession]:
+        """Who goes so that there is room for a session's growth. Raises `SessionRefused`."""
+        going: list[PeerSession] = []
+        free_bytes = self._free_bytes
+        for each in self._in_order_of_going(session):
+            if needed_bytes <= free_bytes:
+                break
+            going.append(each)
+            free_bytes += each.granted_tokens * self._token_bytes(each.span)
+        if needed_bytes > free_bytes:
+            raise _no_memory()
+        return going
+
+    def _in_order_of_going(self, session: PeerSession) -> Iterator[PeerSession]:
+        """Who goes before this session does: those without a stream, the longest unused first; then the
+        latest comers, and before all of a client that has more than half of the memory."""
+        others = [each for each in self._sessions.values() if each is not session]
+        yield from sorted((each for each in others if not each.attached), key=lambda each: each.last_used)
+        greedy = self._greedy_client()
+        latest_first = [
+            each for each in reversed(self._sessions.values()) if each.attached or each is session
+        ]
+        for each in sorted(latest_first, key=lambda each: each.client != greedy):
+            if each is session:
+                return
+            yield each
+
+    def _greedy_client(self) -> PeerId | None:
+        """Who has more than half of the memory."""
+        by_client: Counter[PeerId] = Counter()
+        for each in self._sessions.values():
+            by_client[each.client] += each.granted_tokens * self._token_bytes(each.span)
+        client, used_bytes = by_client.most_common(1)[0]
+        return client if used_bytes > self._limits.cache_bytes // 2 else None
 
     def _token_bytes(self, span: Span) -> int:
         return bytes_per_token(self._model.config, len(span), self._model.dtype)
@@ -208,6 +274,10 @@ class SessionTable:
             return False
         self.close(min(detached, key=lambda session: (-held[session.client], session.last_used)))
         return True
+
+
+def _no_memory() -> SessionRefused:
+    return SessionRefused("capacity", "This peer's memory for sessions is full.")
 
 
 def _fenced() -> SessionRefused:

@@ -41,8 +41,10 @@ def ask(name: str = "s", **fields: object) -> Open:
     return Open(**(right | fields))
 
 
-def fill(model: SpanModel, session: PeerSession, tokens: int) -> None:
-    model.forward([SpanStep(session.cache, rows(tokens))], session.span)
+def fill(sessions: SessionTable, session: PeerSession, tokens: int) -> None:
+    """A step of so many tokens, let in and computed."""
+    sessions.reserve(session, tokens)
+    sessions._model.forward([SpanStep(session.cache, rows(tokens))], session.span)
 
 
 def test_no_more_tokens_are_granted_than_the_context_holds(table):
@@ -52,7 +54,7 @@ def test_no_more_tokens_are_granted_than_the_context_holds(table):
 def test_a_session_is_taken_up_again_by_a_later_epoch_only(table, model):
     sessions = table()
     first = sessions.open(ask(), CLIENT, 0.0)
-    fill(model, first, 5)
+    fill(sessions, first, 5)
     assert sessions.open(ask(epoch=1), CLIENT, 1.0).position == 5
     with pytest.raises(SessionRefused, match="A later take") as refused:
         sessions.open(ask(epoch=1), CLIENT, 2.0)
@@ -106,23 +108,23 @@ def test_more_tokens_than_granted_are_refused_with_both_numbers(table):
     assert refused.value.fault_code == "context_length_exceeded"
 
 
-def test_a_step_that_waits_for_its_turn_has_its_memory_already(table, model):
-    sessions = table(tokens=100)
+def test_a_step_that_waits_for_its_turn_has_its_memory_already(table):
+    sessions = table(tokens=128)
     waiting, asking = sessions.open(ask("waiting"), CLIENT, 0.0), sessions.open(ask("asking"), CLIENT, 0.0)
     sessions.reserve(waiting, 60)
     free = sessions.free_tokens
     with pytest.raises(SessionRefused, match="memory for sessions is full"):
-        sessions.reserve(asking, 50)
-    sessions.reserve(asking, 40)
-    assert (free, sessions.free_tokens) == (40, 0)
+        sessions.reserve(asking, 65)
+    sessions.reserve(asking, 64)
+    assert (free, sessions.free_tokens) == (64, 0)
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        lambda sessions, session: session.rewind(0),
+        lambda sessions, session: sessions.rewind(session, 0),
         lambda sessions, session: sessions.detach(session, 0, 1.0),
-        lambda sessions, session: sessions.open(ask("waiting", epoch=1), CLIENT, 1.0),
+        lambda sessions, session: sessions.settle(sessions.open(ask("waiting", epoch=1), CLIENT, 1.0)),
         lambda sessions, session: sessions.close(session),
     ],
     ids=["rewind", "end of the stream", "a later take", "close"],
@@ -138,7 +140,7 @@ def test_the_memory_of_a_step_that_will_never_come_is_free_again(table, end):
 def test_a_step_within_what_a_session_holds_needs_no_more_memory(table, model):
     sessions = table(tokens=64)
     session = sessions.open(ask(), CLIENT, 0.0)
-    fill(model, session, 5)
+    fill(sessions, session, 5)
     sessions.reserve(session, 59)
     assert session.cache.size_bytes == sessions.used_bytes
 
@@ -146,7 +148,7 @@ def test_a_step_within_what_a_session_holds_needs_no_more_memory(table, model):
 def test_no_session_is_given_up_where_that_makes_no_room(table, model):
     sessions = table(tokens=200)
     for name in ("left", "held"):
-        fill(model, sessions.open(ask(name), CLIENT, 0.0), 64)
+        fill(sessions, sessions.open(ask(name), CLIENT, 0.0), 64)
     sessions.detach(sessions.all()[0], 0, 1.0)
     with pytest.raises(SessionRefused, match="memory for sessions is full"):
         sessions.reserve(sessions.open(ask("asking", max_tokens=256), CLIENT, 2.0), 150)
@@ -157,7 +159,7 @@ def test_memory_is_made_by_giving_up_the_session_unused_for_longest(table, model
     sessions = table(tokens=200)
     for index, name in enumerate(("old", "newer", "used")):
         session = sessions.open(ask(name), CLIENT, float(index))
-        fill(model, session, 64)
+        fill(sessions, session, 64)
         if name != "used":
             sessions.detach(session, 0, float(index))
     [used] = [session for session in sessions.all() if session.id == "used"]
@@ -165,13 +167,62 @@ def test_memory_is_made_by_giving_up_the_session_unused_for_longest(table, model
     assert [session.id for session in sessions.all()] == ["newer", "used"]
 
 
-def test_full_memory_without_anything_to_give_up_is_refused(table, model):
+def test_full_memory_without_anything_to_give_up_is_refused(table):
     sessions = table(tokens=100)
-    fill(model, sessions.open(ask("other"), CLIENT, 0.0), 64)
+    fill(sessions, sessions.open(ask("other"), CLIENT, 0.0), 64)
     with pytest.raises(SessionRefused, match="memory for sessions is full") as refused:
         sessions.reserve(sessions.open(ask(), CLIENT, 0.0), 50)
     assert refused.value.fault_code == "capacity"
     assert sessions.free_tokens < 50
+
+
+def test_above_the_limit_steps_that_need_no_memory_go_on(table):
+    sessions = table(tokens=128)
+    both = [sessions.open(ask(name), CLIENT, 0.0) for name in "ab"]
+    for session in both:
+        fill(sessions, session, 64 - 5)
+    for session in both:
+        assert sessions.reserve(session, 5) == []
+
+
+def test_a_cache_grows_by_no_more_than_there_is(table):
+    sessions = table(tokens=6 * 64)
+    first, second = (sessions.open(ask(name, max_tokens=256), CLIENT, 0.0) for name in "ab")
+    fill(sessions, first, 256)
+    fill(sessions, second, 100)
+    assert (first.cache.capacity, second.cache.capacity, sessions.free_tokens) == (256, 128, 0)
+
+
+def test_the_latest_comer_goes_when_an_earlier_one_grows(table):
+    sessions = table(tokens=4 * 64)
+    first, second, third = (sessions.open(ask(name), PeerId(name), 0.0) for name in "abc")
+    for session in (first, second, third):
+        fill(sessions, session, 64)
+    fill(sessions, first, 10)
+    assert sessions.reserve(second, 10) == [third]
+    assert [session.id for session in sessions.all()] == ["a", "b"]
+    with pytest.raises(SessionRefused, match="memory for sessions is full"):
+        third.require_epoch(0)
+
+
+def test_of_a_client_with_most_of_the_memory_its_latest_goes_first(table):
+    sessions = table(tokens=4 * 64)
+    greedy = [sessions.open(ask(name), CLIENT, 0.0) for name in "ab"]
+    for session in greedy:
+        fill(sessions, session, 90)
+    modest = sessions.open(ask("modest"), OTHER, 1.0)
+    assert sessions.reserve(modest, 10) == [greedy[1]]
+
+
+def test_what_all_hold_is_the_sum_of_their_caches(table):
+    sessions = table(tokens=10_000)
+    opened = [sessions.open(ask(str(number), max_tokens=256), CLIENT, 0.0) for number in range(8)]
+    for round_ in range(3):
+        for number, session in enumerate(opened):
+            fill(sessions, session, 1 + 20 * round_ + number)
+    sessions.close(opened.pop())
+    sessions.rewind(opened[0], 0)
+    assert sessions.used_bytes == sum(session.cache.size_bytes for session in opened)
 
 
 def test_the_limit_of_sessions_gives_up_those_without_a_stream_and_no_others(table):
@@ -218,7 +269,7 @@ def test_sessions_expire_sooner_without_a_stream_than_with_one(table):
 def test_a_closed_session_frees_its_memory(table, model):
     sessions = table()
     session = sessions.open(ask(), CLIENT, 0.0)
-    fill(model, session, 5)
+    fill(sessions, session, 5)
     assert sessions.used_bytes > 0
     sessions.close(session)
     assert (len(sessions), sessions.used_bytes) == (0, 0)

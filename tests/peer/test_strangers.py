@@ -9,10 +9,12 @@ from peer_scene import HIDDEN, KEY, Scene, Stream, rows
 from swarm.errors import ChannelClosed
 from swarm.network.channel import PATIENCE_S
 from swarm.peer.handler import IN_FLIGHT_PART, SILENCE_S
+from swarm.peer.sessions import SessionLimits
 from swarm.security.identity import new_identity
 from swarm.security.session_key import SessionKey
 from swarm.testing.swarm import CACHE_BYTES
-from swarm.wire.messages import MAX_STEP_TOKENS, Fault, Message, Opened, Ping, Rewind
+from swarm.values import Span
+from swarm.wire.messages import MAX_STEP_TOKENS, Fault, Message, Opened, Output, Ping, Rewind
 
 LARGEST_BYTES = MAX_STEP_TOKENS * HIDDEN * 4
 EVE = SessionKey(bytes(range(32)))
@@ -174,3 +176,18 @@ def test_a_claim_that_is_changed_anywhere_does_not_hold(play):
         return codes
 
     assert play(scene) == ["owner"] * 3
+
+
+def test_who_came_last_is_told_at_once_that_there_is_no_room_for_it(play):
+    async def scene(s):
+        table, per_token = s.hosted.peer.sessions, s.hosted.peer.sessions._token_bytes(Span(1, 4))
+        table._limits = SessionLimits(cache_bytes=4 * 64 * per_token, context_tokens=256)
+        early, late = await s.session(max_tokens=256), await s.session(session="late", max_tokens=256)
+        await early.push(1, 0, rows(60))
+        await late.push(1, 0, rows(100))
+        grown, _ = await early.push(2, 60, rows(40))
+        grown_again, _ = await early.push(3, 100, rows(60))
+        told, _ = await late.channel.receive()
+        return type(grown), type(grown_again), told.code, told.retryable, len(table)
+
+    assert play(scene) == (Output, Output, "capacity", True, 1)
