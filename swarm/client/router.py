@@ -1,13 +1,15 @@
 """Which peers answer: the cheapest chain that covers a span, from a snapshot.
 
 Pure dynamic programming over (block, peer): staying on a peer costs its compute per block, moving
-to another costs a round trip besides. `O(blocks x replicas)`. What the caller knows of its own
-(round trips measured, peers lost lately) comes in as arguments and overrules the records.
+to another costs a round trip besides. `O(blocks x peers)`, all peers at once. What the caller knows of
+its own (round trips measured, peers lost lately) comes in as arguments and overrules the records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from swarm.errors import NoRoute
 from swarm.values import PeerId, Span, spans_of
@@ -15,6 +17,7 @@ from swarm.wire.messages import FORMATS, WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
 
 HOP_OVERHEAD_MS = 1.0  # protocol and scheduling, besides the round trip
+MOST_KINDS = 16  # of numerics that are considered, the most common ones: anybody can make some up
 UNKNOWN_RATE_TOKENS_PER_S = 1.0  # of a peer that has not measured itself
 
 
@@ -59,7 +62,8 @@ def plan(snapshot: Snapshot, span: Span, hints: RouteHints) -> tuple[PlannedHop,
     alike: dict[Numerics, list[PeerRecord]] = {}
     for record in usable:
         alike.setdefault(_numerics(record), []).append(record)
-    routes = [route for kind in sorted(alike) if (route := _cheapest(alike[kind], span, hints))]
+    common = sorted(alike, key=lambda kind: (-len(alike[kind]), kind))[:MOST_KINDS]
+    routes = [route for kind in sorted(common) if (route := _cheapest(alike[kind], span, hints))]
     if not routes and hints.numerics is None and (mixed := _cheapest(usable, span, hints)):
         routes = [mixed]
     if not routes:
@@ -123,45 +127,47 @@ def _block_ms(record: PeerRecord, hints: RouteHints) -> float:
     return 1000.0 / rate / len(record.span) * (1 + record.queue_depth)
 
 
-class _Label(NamedTuple):
-    """The cheapest way to have run every block up to here, ending on one peer."""
+class _Reached(NamedTuple):
+    """The cheapest way to have run every block up to one."""
 
+    candidate: int  # on which it ends
+    started: int  # first block of its last hop
     cost_ms: float
-    started: int  # first block of the last hop
-    record: PeerRecord
-    before: "_Label | None"
 
 
 def _cheapest(
     candidates: Sequence[PeerRecord], span: Span, hints: RouteHints
 ) -> tuple[PlannedHop, ...] | None:
-    best: _Label | None = None
-    labels: dict[str, _Label] = {}
+    """Block by block, all at once: a candidate goes on, or is moved to from the best of the block before."""
+    starts = np.array([record.start for record in candidates])
+    ends = np.array([record.end for record in candidates])
+    block_ms = np.array([_block_ms(record, hints) for record in candidates])
+    rtt_ms = np.array([hints.rtt_ms.get(record.peer_id, hints.unknown_rtt_ms) for record in candidates])
+    cost_ms, started = np.full(len(candidates), np.inf), np.zeros(len(candidates), dtype=int)
+    reached: list[_Reached] = []
     for block in span:
-        if best is None and block > span.start:
+        move_ms = (reached[-1].cost_ms if reached else 0.0) + rtt_ms + HOP_OVERHEAD_MS
+        moved = move_ms < cost_ms
+        started[moved] = block
+        hosting = (starts <= block) & (block < ends)
+        cost_ms = np.where(hosting, np.where(moved, move_ms, cost_ms) + block_ms, np.inf)
+        if not hosting.any():
             return None
-        entered = best.cost_ms if best else 0.0
-        here: dict[str, _Label] = {}
-        for record in candidates:
-            if block not in record.span:
-                continue
-            rtt_ms = hints.rtt_ms.get(record.peer_id, hints.unknown_rtt_ms)
-            move = _Label(entered + rtt_ms + HOP_OVERHEAD_MS, block, record, best)
-            stay = labels.get(record.peer)
-            chosen = stay if stay and stay.cost_ms <= move.cost_ms else move
-            here[record.peer] = chosen._replace(cost_ms=chosen.cost_ms + _block_ms(record, hints))
-        labels = here
-        best = min(labels.values(), key=lambda label: (label.cost_ms, label.record.peer), default=None)
-    return _chain(best, span.end) if best else None
+        best = int(cost_ms.argmin())
+        reached.append(_Reached(best, int(started[best]), float(cost_ms[best])))
+    return _chain(candidates, span, reached)
 
 
-def _chain(last: _Label, end: int) -> tuple[PlannedHop, ...]:
+def _chain(
+    candidates: Sequence[PeerRecord], span: Span, reached: Sequence[_Reached]
+) -> tuple[PlannedHop, ...]:
     hops: list[PlannedHop] = []
-    label: _Label | None = last
-    while label is not None:
-        spent_before = label.before.cost_ms if label.before else 0.0
-        record = label.record
-        expected_ms = label.cost_ms - spent_before
-        hops.append(PlannedHop(record.peer_id, Span(label.started, end), _numerics(record), expected_ms))
-        end, label = label.started, label.before
+    end = span.end
+    while end > span.start:
+        last = reached[end - 1 - span.start]
+        spent_before = reached[last.started - 1 - span.start].cost_ms if last.started > span.start else 0.0
+        record = candidates[last.candidate]
+        expected_ms = last.cost_ms - spent_before
+        hops.append(PlannedHop(record.peer_id, Span(last.started, end), _numerics(record), expected_ms))
+        end = last.started
     return tuple(reversed(hops))

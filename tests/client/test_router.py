@@ -122,3 +122,14 @@ def test_a_number_format_that_nobody_knows_is_passed_over():
     assert spans(plan(snapshot(*made_up, record("a", 0, 30)), Span(0, 30), RouteHints())) == [("a", "0:30")]
     with pytest.raises(NoRoute):
         plan(snapshot(*made_up), Span(0, 30), RouteHints())
+
+
+def test_made_up_numerics_do_not_crowd_out_those_that_many_have():
+    made_up = [record(f"x{number}", 0, 30, quantization=f"a{number}") for number in range(100)]
+    honest = [record("a", 0, 15, quantization="z"), record("b", 15, 30, quantization="z")]
+    route = plan(snapshot(*made_up, *honest), Span(0, 30), RouteHints(excluded=frozenset(
+        PeerId(f"x{number}") for number in range(100)
+    )))  # fmt: skip
+    assert spans(route) == [("a", "0:15"), ("b", "15:30")]
+    mixed = plan(snapshot(*made_up[:50], *honest), Span(0, 30), RouteHints())
+    assert len(mixed) == 1
