@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from swarm.client.chain import Link
 from swarm.client.session import Session
-from swarm.client.spares import Policy, is_worth_it
+from swarm.client.spares import Policy, Spare, is_worth_it
 from swarm.errors import HopLost, NetworkError, NoRoute, SwarmError
 
 LOOK_EVERY_S = 0.5
@@ -74,7 +74,7 @@ class Guardian:
         if link.hop.lost is not None:
             return  # the session is about to replace it
         spares, spare = self.session.spares, self.session.spares.get(link)
-        must_move = link.hop.leaving_in_s is not None or link in self._slow
+        must_move = link.hop.leaving_in_s is not None or link in self._slow or link.hop.is_late
         if spare is not None and spare.lost:
             del spares[link]
             await spare.close()
@@ -90,11 +90,17 @@ class Guardian:
         elif must_move:
             spare.max_lag = 1
             spare.wake()
-            if spare.lag <= CAUGHT_UP_TOKENS:
-                self._slow.discard(link)
-                await self.session.swap(
-                    link, "it is leaving" if link.hop.leaving_in_s is not None else "it is slow"
-                )
+            await self._move(link, spare)
+
+    async def _move(self, link: Link, spare: Spare) -> None:
+        """Let a spare that has caught up take the place of a hop that is to be left."""
+        if link.hop.is_late:  # the session waits for that hop, and promotes the spare when it is lost
+            if spare.lag == 0:
+                link.hop.give_up("it answers far too late")
+        elif spare.lag <= CAUGHT_UP_TOKENS:
+            self._slow.discard(link)
+            reason = "it is leaving" if link.hop.leaving_in_s is not None else "it is slow"
+            await self.session.swap(link, reason)
 
     def _wants_spare(self, link: Link) -> bool:
         if self.policy != "auto" or self.session.position == 0:

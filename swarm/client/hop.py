@@ -64,6 +64,15 @@ class Hop(Protocol):
         """Why the hop is gone, if it is known to be."""
         ...
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the answer to a step is clearly overdue, by what was measured."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """Wait for this hop no longer: it counts as lost."""
+        ...
+
     async def step(self, hidden: torch.Tensor, reply_tokens: int) -> torch.Tensor:
         """Push rows [tokens, hidden] at the hop's position; gives the last `reply_tokens` of the result.
 

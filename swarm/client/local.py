@@ -63,6 +63,14 @@ class LocalHop:
         self._note(len(hidden), asyncio.get_running_loop().time() - started_at)
         return output[len(hidden) - reply_tokens :].to(self._dtype)
 
+    @property
+    def is_late(self) -> bool:
+        """Never: there is nobody else for these blocks."""
+        return False
+
+    def give_up(self, reason: str) -> None:
+        """Nobody to give up."""
+
     def rewind(self, position: int) -> None:
         """Forget everything from `position` on."""
         self.position = min(self.position, position)

@@ -38,6 +38,8 @@ from swarm.wire.messages import (
 from swarm.wire.tensors import decode_tensor, encode_tensor
 
 SLOWER_FACTOR = 4.0  # a peer may seem silent because its link is so much slower than was thought
+LATE_FACTOR = 3.0  # over the expected time of a step: then another is started beside it
+LATE_FLOOR_S = 2.0
 DEADLINE_FACTOR = 5.0  # over the expected time of a step, beats or no beats
 DEADLINE_FLOOR_S, LONGEST_DEADLINE_S = 20.0, 600.0
 DEEPEST_QUEUE = 100  # that is believed
@@ -52,6 +54,8 @@ class _Waiting:
     id: int
     reply_tokens: int
     answer: asyncio.Future[tuple[Output, bytes]]
+    tokens: int
+    due_from: float  # when its bytes and those of the answer have had their time
 
 
 class RemoteHop:
@@ -90,6 +94,18 @@ class RemoteHop:
         """Why the hop is gone, if it is known to be."""
         return self._lost
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the answer to a step is clearly overdue, by what was measured."""
+        if self._waiting is None:
+            return False
+        allowed_s = max(LATE_FLOOR_S, LATE_FACTOR * self._expected_s(self._waiting.tokens))
+        return _now() > self._waiting.due_from + allowed_s
+
+    def give_up(self, reason: str) -> None:
+        """Wait for this hop no longer: it counts as lost."""
+        self._lose(reason)
+
     async def step(self, hidden: torch.Tensor, reply_tokens: int) -> torch.Tensor:
         """Push rows [tokens, hidden] at the hop's position; gives the last `reply_tokens` of the result.
 
@@ -102,13 +118,14 @@ class RemoteHop:
         self._step_id += 1
         step = Step(id=self._step_id, position=self.position, tokens=len(hidden), reply_tokens=reply_tokens)
         body = encode_tensor(hidden, self._settings.codec)
-        self._waiting = _Waiting(step.id, reply_tokens, asyncio.get_running_loop().create_future())
         started_at = _now()
+        reply_bytes = len(body) * reply_tokens // len(hidden)
+        carried_s = (len(body) + reply_bytes) / self.bytes_per_s  # no beat can come meanwhile
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting = _Waiting(step.id, reply_tokens, answer, len(hidden), started_at + carried_s)
         try:
             await self._send(step, body)
-            reply_bytes = len(body) * reply_tokens // len(hidden)
-            carried_s = (len(body) + reply_bytes) / self.bytes_per_s  # no beat can come meanwhile
-            output, reply = await self._answer(self._waiting.answer, started_at, len(hidden), carried_s)
+            output, reply = await self._answer(answer, started_at, len(hidden), carried_s)
         except asyncio.CancelledError:
             self._stale_position = True
             raise
@@ -165,9 +182,12 @@ class RemoteHop:
 
     def _decode(self, reply: bytes, output: Output) -> torch.Tensor:
         try:
-            return decode_tensor(reply, output.tokens, self._settings.hidden_size, self._settings.codec)
+            rows = decode_tensor(reply, output.tokens, self._settings.hidden_size, self._settings.codec)
         except ProtocolError as error:
             raise self._lose(str(error)) from error
+        if not torch.isfinite(rows).all():
+            raise self._lose("it answered what are no numbers")
+        return rows
 
     async def _send(self, message: Message, body: bytes = b"") -> None:
         if self._lost is not None:
@@ -193,8 +213,8 @@ class RemoteHop:
         self._heard_at = max(self._heard_at, started_at)
         while True:
             now = _now()
-            expected_s = self._s_per_token * tokens * (1 + self._queue_depth)
-            deadline_s = min(LONGEST_DEADLINE_S, max(DEADLINE_FLOOR_S, DEADLINE_FACTOR * expected_s))
+            deadline_s = DEADLINE_FACTOR * self._expected_s(tokens)
+            deadline_s = min(LONGEST_DEADLINE_S, max(DEADLINE_FLOOR_S, deadline_s))
             silence_ends_at = self._heard_at + may_be_silent_s
             if now >= silence_ends_at:
                 self._assume_slower_link()
@@ -207,6 +227,10 @@ class RemoteHop:
                 return answer.result()
             if _now() - wake_at > self.lease_s / 2:  # it was we who slept: listen again before judging
                 self._heard_at = started_at = _now()
+
+    def _expected_s(self, tokens: int) -> float:
+        """How long a step takes there, as far as is known now."""
+        return self._s_per_token * tokens * (1 + self._queue_depth)
 
     def _assume_slower_link(self) -> None:
         """The bytes may only have been on their way: let the next try give them more time."""

@@ -52,7 +52,7 @@ class Session:
         self._turn = asyncio.Lock()
         self._openings: set[asyncio.Task[list[Hop]]] = set()  # of spares
         self._furthest: dict[int, int] = {}  # by first block: how far any hop of it has come in this advance
-        self._moved_at = 0.0
+        self._stuck_since: float | None = None  # the first loss since any hop got further
 
     @property
     def position(self) -> int:
@@ -190,15 +190,17 @@ class Session:
     async def _advance(self) -> None:
         """Bring every hop to the end of the conversation, replacing those that are lost on the way.
 
-        Raises `NoRoute` when no hop gets any further for as long as the patience lasts.
+        Raises `NoRoute` when what takes the place of lost hops gets no further for as long as the patience
+        lasts. How long a loss went unnoticed does not count.
         """
-        started_at = self._moved_at = _now()
+        started_at, self._stuck_since = _now(), None
         self._furthest.clear()
         self._result = None
         while lost := await self._push_all():
             for entry in lost:
                 self._note_loss(entry, started_at)
-            if _now() > self._moved_at + self.recovery.patience_s:
+            self._stuck_since = self._stuck_since or _now()
+            if _now() > self._stuck_since + self.recovery.patience_s:
                 span = lost[0].link.hop.planned.span
                 raise self.recovery.routes.explain(span, lost[0].error) from lost[0].error
             rest = [entry for entry in lost if not await self._promote(entry.link)]
@@ -248,7 +250,7 @@ class Session:
         self.recovery.routes.served(hop.planned.peer, hop.bytes_per_s)
         start = hop.planned.span.start
         if hop.position > self._furthest.get(start, -1):
-            self._furthest[start], self._moved_at = hop.position, _now()
+            self._furthest[start], self._stuck_since = hop.position, None
 
     def _note_loss(self, lost: _Lost, started_at: float) -> None:
         hop = lost.link.hop

@@ -2,10 +2,12 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from swarm.client import guardian
 from swarm.client.client import ClientOptions
 from swarm.client.remote_hop import open_hop
 from swarm.errors import SessionRefused
@@ -66,3 +68,67 @@ def test_a_session_that_somebody_changed_is_built_again(virtual_swarm, reference
             return tokens
 
     assert run_virtual(run()) == reference.reply(PROMPT, COUNT)
+
+
+def replied(virtual_swarm, disturb, options=OPTIONS):
+    """A reply during which `disturb(peer)` is done to whoever serves the second half; its ids, how long it
+    took, and the losses it tells of."""
+
+    async def run():
+        async with virtual_swarm(compute=lambda: InlineCompute(0.02)) as swarm:
+            await swarm.add_peers([Span(0, 3), Span(3, 6), Span(3, 6)])
+            generation = swarm.client(options).generate(PROMPT, max_tokens=COUNT, stop_token_ids=frozenset())
+            pieces = aiter(generation)
+            ids = [(await anext(pieces)).token_id for _ in range(10)]
+            [serving] = [
+                hosted
+                for hosted in swarm.peers
+                if hosted.peer.handler.active_streams and hosted.peer.announcer.profile.span.start == 3
+            ]
+            begun = asyncio.get_running_loop().time()
+            disturb(serving)
+            async for piece in pieces:
+                ids.append(piece.token_id)
+            lost = [resume.reason for resume in generation.reply.resumes]
+            return ids, asyncio.get_running_loop().time() - begun, lost
+
+    return run_virtual(run())
+
+
+def beats_and_computes_nothing(hosted) -> None:
+    hosted.peer.executor._compute = InlineCompute(1e6)
+
+
+def test_a_peer_that_only_beats_is_left_for_a_replica_as_soon_as_it_is_late(virtual_swarm, reference):
+    ids, elapsed_s, lost = replied(virtual_swarm, beats_and_computes_nothing)
+    assert ids == reference.reply(PROMPT, COUNT)
+    assert lost == ["it answers far too late"]
+    assert elapsed_s < 5
+
+
+@pytest.mark.parametrize("patience_s", [1.0, 5.0])
+def test_patience_is_for_blocks_that_nobody_has(virtual_swarm, reference, patience_s, monkeypatch):
+    """A loss that is noticed later than the patience lasts is made good all the same."""
+    monkeypatch.setattr(guardian, "LOOK_EVERY_S", 1e6)  # so that only the deadline notices it
+    options = ClientOptions(spares="off", lease_s=2.0, patience_s=patience_s)
+    ids, elapsed_s, lost = replied(virtual_swarm, beats_and_computes_nothing, options=options)
+    assert ids == reference.reply(PROMPT, COUNT)
+    assert elapsed_s > patience_s
+    assert lost == ["no answer within 20 s"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_an_answer_that_is_no_number_is_a_loss_and_nothing_of_it_is_kept(virtual_swarm, reference, value):
+    def answer_nonsense(hosted) -> None:
+        model = hosted.peer.executor._model
+        honest = model.forward
+
+        def forward(batch, span=None):
+            return [rows.index_fill(1, torch.tensor([7]), value) for rows in honest(batch, span)]
+
+        hosted.peer.executor._model = SimpleNamespace(forward=forward, dtype=model.dtype)
+
+    ids, elapsed_s, lost = replied(virtual_swarm, answer_nonsense)
+    assert ids == reference.reply(PROMPT, COUNT)
+    assert lost == ["it answered what are no numbers"]
+    assert elapsed_s < 5
