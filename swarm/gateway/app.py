@@ -21,9 +21,11 @@ from swarm.gateway.models import HostedModel
 from swarm.gateway.page import add_page
 from swarm.gateway.replies import KEPT_S, ReplyStore
 from swarm.gateway.routes import Api
+from swarm.gateway.work import Workbench
 
 MAX_BODY_BYTES = 8 * 2**20
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_READING = GateLimits(max_running=2, max_waiting=256)  # of prompts that are rendered and tokenised
 _SHUTDOWN_S = 2.0  # for handlers, after all replies have ended
 
 
@@ -103,6 +105,8 @@ class Gateway:
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, *(reply.ended() for reply in busy), return_exceptions=True)
+        for model in self.models.values():
+            await model.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -114,10 +118,17 @@ class Gateway:
             loopback=config.host in LOOPBACK,
             instruments=self.instruments,
         )
-        app = web.Application(middlewares=middlewares(door), client_max_size=config.max_body_bytes)
-        app.add_routes(
-            Api(self.models, self.gate, self.replies, self.instruments, config.deadline_s).routes()
+        app = web.Application(middlewares=middlewares(door))
+        api = Api(
+            self.models,
+            self.gate,
+            self.replies,
+            self.instruments,
+            Workbench(Gate(_READING)),
+            config.deadline_s,
+            config.max_body_bytes,
         )
+        app.add_routes(api.routes())
         app.on_response_prepare.append(signer(door))
         add_page(app)
         return app

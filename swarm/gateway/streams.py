@@ -20,7 +20,7 @@ from swarm.client.generation import Generation, Request
 from swarm.errors import SwarmError
 from swarm.gateway import sse
 from swarm.gateway.choices import Choice
-from swarm.gateway.constrain import Vocabulary
+from swarm.gateway.constrain import Grammar
 from swarm.gateway.dialect import Dialect, Letterhead
 from swarm.gateway.gate import Slot
 from swarm.gateway.instruments import Instruments
@@ -40,8 +40,7 @@ class ReplyPlan:
     dialect: Dialect
     client: Client
     owner: str  # the key it belongs to
-    grammar: str | None = None
-    vocabulary: Vocabulary | None = None
+    grammar: Grammar | None = None
     include_swarm: bool = False
     background: bool = False
     deadline_s: float = 600.0
@@ -214,8 +213,8 @@ class LiveReply:
     def _generation(self, choice: Choice) -> Generation:
         plan = self.plan
         request: Request = replace(choice.request, output_ids=tuple(choice.output_ids))
-        if plan.grammar is not None and plan.vocabulary is not None:
-            request = replace(request, allowed=plan.vocabulary.mask(plan.grammar))
+        if plan.grammar is not None:
+            request = replace(request, allowed=plan.grammar.follow())
         return plan.client.begin(request)
 
     def _tell_chain(self, is_first: bool) -> None:
