@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -86,7 +87,7 @@ class Api:
         hosted = self._hosted(body.model)
         task = await completion_task(body, hosted, self._admit(request, body))
         head = self._head("cmpl", body, hosted, task)
-        return await self._answer(request, body, hosted, task, TextDialect(head, task.echoes))
+        return await self._answer(request, body, hosted, task, TextDialect(head))
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/responses/{id}"""
@@ -192,13 +193,14 @@ class Api:
             Choice(
                 index=index,
                 request=each,
+                echo=task.echoes[index] if task.echoes else "",
                 new_call_id=lambda: f"call_{secrets.token_hex(12)}",
                 parser=make_parser(task.tool_style, task.tool_names) if task.tool_style else None,
                 token_bytes=vocabulary.token_bytes if vocabulary else None,
             )
             for index, each in enumerate(task.requests)
         ]
-        return LiveReply(plan, choices, self.instruments)
+        return LiveReply(plan, choices, self.instruments, task.size_bytes)
 
     async def _grammar(self, request: web.Request, hosted: HostedModel, form: Form) -> Grammar:
         grammars = await hosted.grammars()
@@ -220,8 +222,7 @@ class Api:
         reply.start(await self.gate.enter(request[KEY]))
 
     async def _stream(self, request: web.Request, reply: LiveReply, after: int = -1) -> web.StreamResponse:
-        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
-        with reply.reading():
+        with self._reading(request, reply):
             await self._wake(request, reply)
             await reply.first_event(HEADERS_WAIT_S)
             response = web.StreamResponse(
@@ -238,10 +239,18 @@ class Api:
         return response
 
     async def _whole(self, request: web.Request, reply: LiveReply) -> web.Response:
-        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
-        with reply.reading():
+        with self._reading(request, reply):
             await self._wake(request, reply)
-            return _json(await reply.whole())
+            return _answer_of(await reply.whole())
+
+    @contextmanager
+    def _reading(self, request: web.Request, reply: LiveReply) -> Iterator[None]:
+        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
+        try:
+            with reply.reading():
+                yield
+        finally:
+            self.replies.sweep()
 
 
 def _starting_after(request: web.Request) -> int:
@@ -252,4 +261,8 @@ def _starting_after(request: web.Request) -> int:
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    return _answer_of(msgspec.json.encode(value), status)
+
+
+def _answer_of(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -3,6 +3,7 @@
 Knows OpenAI's fields and the model's limits, and no HTTP.
 """
 
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -26,6 +27,7 @@ Result = TypeVar("Result")
 
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 MAX_CHOICES = 64
+_BYTES_PER_NUMBER = 36  # and its place in a list
 _SAMPLED = (
     "temperature", "top_p", "top_k", "min_p", "seed",
     "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -44,6 +46,13 @@ class Task:
     tool_names: frozenset[str] = frozenset()
     echoes: tuple[str, ...] = ()  # the prompt of each choice, where it is to be repeated
     prompt_field: str = "messages"
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it holds, about; prompt and settings are the same for all choices of a prompt."""
+        request = self.requests[0]
+        texts = sum(map(sys.getsizeof, (*request.stop, *self.echoes)))
+        return texts + _BYTES_PER_NUMBER * (self.prompt_tokens + len(request.sampling.logit_bias))
 
 
 class Run(Protocol):
