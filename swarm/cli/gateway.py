@@ -15,6 +15,7 @@ from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
 from swarm.errors import UsageError
 from swarm.lifetime import until_stopped
+from swarm.open_files import raise_limit
 
 if TYPE_CHECKING:
     from swarm.gateway.app import GatewayConfig
@@ -92,6 +93,7 @@ def command(
     from swarm.gateway.app import GatewayConfig
     from swarm.gateway.gate import GateLimits
 
+    raise_limit()
     host, port = _parse_listen(listen)
     config = GatewayConfig(
         host=host,

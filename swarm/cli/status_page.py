@@ -13,6 +13,7 @@ from swarm.cli.runtime import run_service
 from swarm.config import find_paths
 from swarm.errors import UsageError
 from swarm.lifetime import until_stopped
+from swarm.open_files import raise_limit
 
 if TYPE_CHECKING:
     from swarm.status.app import StatusPageConfig
@@ -60,6 +61,7 @@ def command(
 
     paths = find_paths()
     every_s = canary_every or None
+    raise_limit()
     host, port = _parse_listen(listen)
     config = StatusPageConfig(
         database=database or paths.state_dir / "status.sqlite",

@@ -12,6 +12,7 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
+from swarm.http_server import most_connections
 from swarm.metrics import CONTENT_TYPE
 from swarm.status import api
 from swarm.status.board import MAX_FEEDS, Answer, Board, View
@@ -151,7 +152,7 @@ class Routes:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         board = self._board
-        if board.listeners >= MAX_FEEDS:
+        if board.listeners >= min(MAX_FEEDS, most_connections() // 2):
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "30"})
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}

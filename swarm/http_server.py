@@ -1,0 +1,193 @@
+"""An HTTP server that one stranger cannot fill: it bounds connections, and how long one may say nothing.
+
+Half of the files that this process may open are for connections; the rest are its own. Also who is asked
+for: a page of a stranger whose name resolves to this machine must not read what only this machine may.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+from aiohttp import web
+
+from swarm.connections import ConnectionTable
+from swarm.errors import PortInUse
+from swarm.open_files import limit
+
+MAX_CONNECTIONS = 2048  # of some tens of kilobytes each
+BACKLOG = 1024
+SWEEP_EVERY_S = 1.0
+STALLED_S = 60.0  # a reader that takes nothing of what is written to it
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a server listens, and how it ends."""
+
+    host: str
+    port: int
+    what: str  # for the sentence when the port is in use
+    option: str = "--listen"
+    shutdown_s: float = 2.0  # for handlers
+    cancels_handlers: bool = False  # when their reader has gone
+
+
+class HttpServer:
+    """Serves an application. Belongs to one event loop."""
+
+    def __init__(self, app: web.Application, listen: Listen) -> None:
+        self._listen = listen
+        self._connections = Connections(most_connections())
+        self._listening: asyncio.AbstractServer | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        app.middlewares.insert(0, self._connections.middleware)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=listen.cancels_handlers,
+            shutdown_timeout=listen.shutdown_s,
+        )
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections.table)
+
+    async def start(self) -> str:
+        """Listen; gives the address, ``http://127.0.0.1:8000``. Raises `PortInUse`."""
+        listen = self._listen
+        await self._runner.setup()
+        try:
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._protocol, listen.host, listen.port, backlog=BACKLOG
+            )
+        except OSError as error:
+            await self._runner.cleanup()
+            raise PortInUse(
+                f"{listen.what} cannot listen on {listen.host}:{listen.port}: {error.strerror}",
+                f"Choose another address with {listen.option}; port 0 is any.",
+            ) from error
+        self._sweeping = asyncio.create_task(self._connections.sweep(), name="sweep connections")
+        host, port = self._listening.sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        """Stop listening, and end what is left of the connections."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._runner.server is not None  # noqa: S101 - it is set up before it listens
+        return _Guarded(self._runner.server(), self._connections)
+
+
+class Connections:
+    """All connections of a server, by their transports."""
+
+    def __init__(self, limit: int) -> None:
+        self.table: ConnectionTable[asyncio.Transport] = ConnectionTable(limit)
+        self._stalled_since: dict[asyncio.Transport, float] = {}
+
+    def open(self, transport: asyncio.Transport) -> bool:
+        """Take one in, and end another for it where there are too many. False when it is turned away."""
+        address = transport.get_extra_info("peername") or ("",)
+        given_up = self.table.arrive(transport, str(address[0]), _now())
+        if given_up is not None:
+            given_up.abort()
+        return given_up is not transport
+
+    def closed(self, transport: asyncio.Transport) -> None:
+        """It is gone."""
+        self.table.leave(transport)
+        self._stalled_since.pop(transport, None)
+
+    def stalled(self, transport: asyncio.Transport, is_stalled: bool) -> None:
+        """Its reader takes nothing, or goes on reading."""
+        if is_stalled:
+            self._stalled_since[transport] = _now()
+        else:
+            self._stalled_since.pop(transport, None)
+
+    async def sweep(self) -> None:
+        """End those that have been idle or stalled for too long, for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            now = _now()
+            stalled = [each for each, since in self._stalled_since.items() if now - since > STALLED_S]
+            for transport in (*self.table.overdue(now), *stalled):
+                transport.abort()
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Knows a connection busy from a request's whole head to its answer."""
+        transport = request.transport
+        if transport is None:  # it has gone meanwhile
+            return await handler(request)
+        self.table.busy(transport)
+        try:
+            return await handler(request)
+        finally:
+            self.table.idle(transport, _now())
+
+
+class _Guarded(asyncio.Protocol):
+    """A connection of aiohttp's, known to `Connections` from its first moment to its last."""
+
+    def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
+        self._inner = inner
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # a socket's
+        if not self._connections.open(transport):
+            transport.abort()
+            return
+        self._transport = transport
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._transport is not None else None
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._connections.stalled(self._transport, True)
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._connections.stalled(self._transport, False)
+            self._inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is not None:
+            self._connections.closed(self._transport)
+            self._inner.connection_lost(error)
+
+
+def most_connections() -> int:
+    """Half of the files that may be open; the rest is for what the program itself asks."""
+    return max(2, min(MAX_CONNECTIONS, limit() // 2))
+
+
+def is_local_host(host: str) -> bool:
+    """Whether a `Host` header names this machine. Others may be names of a stranger that lead here."""
+    return _LOCAL_HOST.fullmatch(host) is not None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
