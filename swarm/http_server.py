@@ -6,7 +6,7 @@ for: a page of a stranger whose name resolves to this machine must not read what
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,7 +22,8 @@ SWEEP_EVERY_S = 1.0
 STALLED_S = 60.0  # a reader that takes nothing of what is written to it
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-_LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:\d{1,5})?", re.IGNORECASE)
+_LOCAL_NAMES = frozenset({"127.0.0.1", "[::1]", "localhost"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -72,7 +73,7 @@ class HttpServer:
             await self._runner.cleanup()
             raise PortInUse(
                 f"{listen.what} cannot listen on {listen.host}:{listen.port}: {error.strerror}",
-                f"Choose another address with {listen.option}; port 0 is any.",
+                f"Choose another port with {listen.option}, or 0 for a free one.",
             ) from error
         self._sweeping = asyncio.create_task(self._connections.sweep(), name="sweep connections")
         host, port = self._listening.sockets[0].getsockname()[:2]
@@ -184,9 +185,23 @@ def most_connections() -> int:
     return max(2, min(MAX_CONNECTIONS, limit() // 2))
 
 
-def is_local_host(host: str) -> bool:
-    """Whether a `Host` header names this machine. Others may be names of a stranger that lead here."""
-    return _LOCAL_HOST.fullmatch(host) is not None
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """The names under which a server answers; None for any."""
+
+    names: frozenset[str] | None = None
+
+    def allow(self, host: str) -> bool:
+        """Whether a `Host` header has one of the names. Others may be a stranger's that lead here."""
+        match = _HOST.fullmatch(host)
+        return self.names is None or (match is not None and match[1].lower() in self.names)
+
+
+def hosts_of(listen: str, names: Collection[str]) -> Hosts:
+    """Those of this machine and those in `names`; any where others are listened to and none is named."""
+    if listen not in LOOPBACK and not names:
+        return Hosts()
+    return Hosts(_LOCAL_NAMES | {name.lower() for name in names})
 
 
 def _now() -> float:

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from swarm.errors import PortInUse
-from swarm.http_server import HttpServer, Listen, is_local_host
+from swarm.http_server import HttpServer, Listen, hosts_of
 
 SLOW = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 LIMIT = 16
@@ -108,16 +108,24 @@ async def test_a_port_in_use_is_told_with_the_option_that_changes_it(server):
 
 
 @pytest.mark.parametrize(
-    ("host", "is_local"),
+    ("host", "allowed"),
     [
         ("localhost", True),
         ("127.0.0.1:8000", True),
         ("[::1]:8000", True),
+        ("LOCALHOST", True),
+        ("status.example.org:443", True),
         ("evil.example", False),
         ("localhost.evil.example", False),
         ("127.0.0.1.evil.example:80", False),
+        ("localhost:80:evil.example", False),
         ("", False),
     ],
 )
-def test_only_names_of_this_machine_are_local(host, is_local):
-    assert is_local_host(host) is is_local
+def test_on_this_machine_only_its_own_names_and_named_ones_are_answered(host, allowed):
+    assert hosts_of("127.0.0.1", ["Status.example.org"]).allow(host) is allowed
+
+
+def test_a_server_for_others_answers_under_any_name_unless_some_are_named():
+    assert hosts_of("0.0.0.0", ()).allow("anything.example")  # noqa: S104
+    assert not hosts_of("0.0.0.0", ["status.example.org"]).allow("anything.example")  # noqa: S104

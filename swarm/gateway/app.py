@@ -22,7 +22,7 @@ from swarm.gateway.page import add_page
 from swarm.gateway.replies import KEPT_S, ReplyStore
 from swarm.gateway.routes import Api
 from swarm.gateway.work import Workbench
-from swarm.http_server import LOOPBACK, HttpServer, Listen
+from swarm.http_server import LOOPBACK, Hosts, HttpServer, Listen, hosts_of
 
 MAX_BODY_BYTES = 8 * 2**20
 _READING = GateLimits(max_running=2, max_waiting=256)  # of prompts that are rendered and tokenised
@@ -107,7 +107,7 @@ class Gateway:
         door = Door(
             keys=KeyFile(config.keys),
             origins=config.origins,
-            loopback=config.host in LOOPBACK,
+            hosts=hosts_of(config.host, ()) if config.keys is None else Hosts(),
             instruments=self.instruments,
         )
         app = web.Application(middlewares=middlewares(door))

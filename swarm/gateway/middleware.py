@@ -14,7 +14,7 @@ from swarm.errors import SwarmError
 from swarm.gateway.auth import ANYONE, Key, KeyFile
 from swarm.gateway.instruments import Instruments
 from swarm.gateway.refusal import Refusal, refusal_of
-from swarm.http_server import is_local_host
+from swarm.http_server import Hosts
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -35,7 +35,7 @@ class Door:
 
     keys: KeyFile
     origins: frozenset[str]
-    loopback: bool
+    hosts: Hosts
     instruments: Instruments
 
 
@@ -109,7 +109,7 @@ async def _guarded(request: web.Request, handler: Handler, door: Door) -> web.St
 
 def _check_host(request: web.Request, door: Door) -> None:
     # A page of a stranger whose name resolves to 127.0.0.1 must not talk to a gateway without keys.
-    if door.loopback and door.keys.path is None and not is_local_host(request.host):
+    if not door.hosts.allow(request.host):
         raise Refusal(
             403, f"The host {request.host[:80]!r} is not this machine", "Ask http://127.0.0.1 directly."
         )

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from swarm.http_server import HttpServer, Listen
+from swarm.http_server import HttpServer, Listen, hosts_of
 from swarm.network.directory import Directory
 from swarm.network.transport import Network
 from swarm.status.board import Board, View
@@ -42,6 +42,7 @@ class StatusPageConfig:
     database: Path
     host: str = "127.0.0.1"
     port: int = 0
+    hosts: tuple[str, ...] = ()  # names under which it is served, besides this machine's own
     site: Site = field(default_factory=Site)
     canaries: CanarySettings = field(default_factory=CanarySettings)
     limit_bytes: int = DEFAULT_LIMIT_BYTES
@@ -88,7 +89,8 @@ class StatusPage:
 
     async def _listen(self, stack: AsyncExitStack) -> str:
         config = self._config
-        routes = Routes(self._board, config.site, self._instruments)
+        hosts = hosts_of(config.host, config.hosts)
+        routes = Routes(self._board, config.site, self._instruments, hosts)
         server = HttpServer(routes.application(), Listen(config.host, config.port, "The status page"))
         url = await server.start()
         stack.push_async_callback(server.close)
