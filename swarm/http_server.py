@@ -5,12 +5,14 @@ for: a page of a stranger whose name resolves to this machine must not read what
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from swarm.connections import ConnectionTable
 from swarm.errors import PortInUse
@@ -25,7 +27,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:\d{1,5})?", re.IGNORECASE)
 _LOCAL_NAMES = frozenset({"127.0.0.1", "[::1]", "localhost"})
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,10 @@ class HttpServer:
         self._connections = Connections(most_connections())
         self._listening: asyncio.AbstractServer | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        app.middlewares.insert(0, self._connections.middleware)
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_requests_log(),
             handler_cancellation=listen.cancels_handlers,
             shutdown_timeout=listen.shutdown_s,
         )
@@ -65,6 +67,8 @@ class HttpServer:
         """Listen; gives the address, ``http://127.0.0.1:8000``. Raises `PortInUse`."""
         listen = self._listen
         await self._runner.setup()
+        assert self._runner.server is not None  # noqa: S101 - it has just been set up
+        self._runner.server.request_handler = self._connections.watched(self._runner.server.request_handler)
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 self._protocol, listen.host, listen.port, backlog=BACKLOG
@@ -128,17 +132,23 @@ class Connections:
             for transport in (*self.table.overdue(now), *stalled):
                 transport.abort()
 
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Knows a connection busy from a request's whole head to its answer."""
-        transport = request.transport
-        if transport is None:  # it has gone meanwhile
-            return await handler(request)
-        self.table.busy(transport)
-        try:
-            return await handler(request)
-        finally:
-            self.table.idle(transport, _now())
+    def watched(self, handler: Handler) -> Handler:
+        """The handler of all requests, which knows a connection busy from a whole head to the answer."""
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            transport = request.transport
+            if transport is None:
+                raise ConnectionResetError("It has gone before it was answered")
+            self.table.busy(transport)
+            try:
+                # the library repeats what is expected in its answer, and fails at bytes that are no text
+                if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+                    return web.Response(status=417, text="Expect 100-continue, or nothing.\n")
+                return await handler(request)
+            finally:
+                self.table.idle(transport, _now())
+
+        return handle
 
 
 class _Guarded(asyncio.Protocol):
@@ -202,6 +212,17 @@ def hosts_of(listen: str, names: Collection[str]) -> Hosts:
     if listen not in LOOPBACK and not names:
         return Hosts()
     return Hosts(_LOCAL_NAMES | {name.lower() for name in names})
+
+
+def _requests_log() -> logging.Logger:
+    """The library's log without what is wrong with requests: that is their senders' business."""
+    log = logging.getLogger(f"{__name__}.requests")
+    log.addFilter(_is_ours)
+    return log
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _now() -> float:

@@ -101,6 +101,22 @@ async def test_a_reader_that_takes_nothing_is_cut(server, monkeypatch):
     writer.close()
 
 
+@pytest.mark.parametrize("expected", [b"\xff\xc3", b"bread"])
+async def test_what_nobody_can_expect_is_a_417(server, expected):
+    head = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: " + expected + b"\r\n\r\n"
+    reader, writer = await connect(server, head)
+    assert (await reader.read()).startswith(b"HTTP/1.1 417 ")
+    writer.close()
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01\r\n\r\n", b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_what_is_no_request_is_a_400_and_not_in_the_log(server, said, caplog):
+    reader, writer = await connect(server, said)
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert caplog.text == ""
+
+
 async def test_a_port_in_use_is_told_with_the_option_that_changes_it(server):
     other = HttpServer(web.Application(), Listen("127.0.0.1", port_of(server), "The other", "--there"))
     with pytest.raises(PortInUse, match=r"The other cannot listen on 127\.0\.0\.1:\d+: .*--there"):

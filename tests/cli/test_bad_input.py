@@ -287,7 +287,7 @@ def _node(ahead_s: float):
 @pytest.mark.parametrize("arguments", [["-"], []])
 def test_a_prompt_may_come_from_standard_input_where_nobody_sees_it(fails, monkeypatch, arguments):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
-    code, line = fails("generate", "any-model", *arguments, "--join", NOBODY)
+    _, line = fails("generate", "any-model", *arguments, "--join", NOBODY)
     assert "any-model" in line  # it was read, and only the model is missing
     monkeypatch.setattr("sys.stdin", io.StringIO(" "))
     assert fails("generate", "any-model", *arguments, "--join", NOBODY)[0] == 2
