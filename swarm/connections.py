@@ -14,6 +14,7 @@ Connection = TypeVar("Connection")
 
 FIRST_HEAD_S = 15.0  # from connecting until the first request's headers are complete
 NEXT_HEAD_S = 75.0  # longer than proxies keep an idle connection
+STALLED_S = 60.0  # a reader that takes nothing of what is written to it
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class _Known:
     owner: str
     idle_since: float | None
     answered: bool = False
+    unread_bytes: int = 0  # of what is written to it
+    unread_since: float = 0.0
 
     @property
     def patience_s(self) -> float:
@@ -64,6 +67,7 @@ class ConnectionTable(Generic[Connection]):
         """A request has come."""
         if connection in self._known:
             self._known[connection].idle_since = None
+            self._known[connection].unread_bytes = 0
 
     def idle(self, connection: Connection, now: float) -> None:
         """It has been answered."""
@@ -78,6 +82,21 @@ class ConnectionTable(Generic[Connection]):
             for connection, known in self._known.items()
             if known.idle_since is not None and now - known.idle_since > known.patience_s
         ]
+
+    def stalled(self, connection: Connection, unread_bytes: int, now: float) -> bool:
+        """Whether its reader has taken nothing for too long; to be asked again and again while bytes wait."""
+        known = self._known.get(connection)
+        if known is None:
+            return False
+        if not 0 < known.unread_bytes <= unread_bytes:
+            known.unread_since = now
+        known.unread_bytes = unread_bytes
+        return now - known.unread_since > STALLED_S
+
+    def taken(self, connection: Connection) -> None:
+        """Its reader has taken what there was."""
+        if connection in self._known:
+            self._known[connection].unread_bytes = 0
 
     def _longest_idle(self, owner: str | None) -> Connection | None:
         """Of an owner, or else of whoever has the most."""

@@ -21,7 +21,6 @@ from swarm.open_files import limit
 MAX_CONNECTIONS = 2048  # of some tens of kilobytes each
 BACKLOG = 1024
 SWEEP_EVERY_S = 1.0
-STALLED_S = 60.0  # a reader that takes nothing of what is written to it
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:\d{1,5})?", re.IGNORECASE)
@@ -101,7 +100,7 @@ class Connections:
 
     def __init__(self, limit: int) -> None:
         self.table: ConnectionTable[asyncio.Transport] = ConnectionTable(limit)
-        self._stalled_since: dict[asyncio.Transport, float] = {}
+        self._paused: set[asyncio.Transport] = set()
 
     def open(self, transport: asyncio.Transport) -> bool:
         """Take one in, and end another for it where there are too many. False when it is turned away."""
@@ -114,23 +113,27 @@ class Connections:
     def closed(self, transport: asyncio.Transport) -> None:
         """It is gone."""
         self.table.leave(transport)
-        self._stalled_since.pop(transport, None)
+        self._paused.discard(transport)
 
-    def stalled(self, transport: asyncio.Transport, is_stalled: bool) -> None:
-        """Its reader takes nothing, or goes on reading."""
-        if is_stalled:
-            self._stalled_since[transport] = _now()
-        else:
-            self._stalled_since.pop(transport, None)
+    def pause(self, transport: asyncio.Transport) -> None:
+        """Much of what was written waits for its reader."""
+        self._paused.add(transport)
+
+    def resume(self, transport: asyncio.Transport) -> None:
+        """Most of it has been taken."""
+        self._paused.discard(transport)
+        self.table.taken(transport)
 
     async def sweep(self) -> None:
-        """End those that have been idle or stalled for too long, for ever."""
+        """End those that have said or taken nothing for too long, for ever."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             now = _now()
-            stalled = [each for each, since in self._stalled_since.items() if now - since > STALLED_S]
-            for transport in (*self.table.overdue(now), *stalled):
-                transport.abort()
+            overdue = self.table.overdue(now)
+            for transport in {*overdue, *self._paused}:
+                unread_bytes = transport.get_write_buffer_size()
+                if self.table.stalled(transport, unread_bytes, now) if unread_bytes else transport in overdue:
+                    transport.abort()
 
     def watched(self, handler: Handler) -> Handler:
         """The handler of all requests, which knows a connection busy from a whole head to the answer."""
@@ -176,12 +179,12 @@ class _Guarded(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._transport is not None:
-            self._connections.stalled(self._transport, True)
+            self._connections.pause(self._transport)
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         if self._transport is not None:
-            self._connections.stalled(self._transport, False)
+            self._connections.resume(self._transport)
             self._inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -222,7 +225,8 @@ def _requests_log() -> logging.Logger:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    theirs = (HttpProcessingError, web.RequestPayloadError)
+    return not (record.exc_info and isinstance(record.exc_info[1], theirs))
 
 
 def _now() -> float:

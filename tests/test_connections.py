@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.connections import FIRST_HEAD_S, NEXT_HEAD_S, ConnectionTable, owner_of
+from swarm.connections import FIRST_HEAD_S, NEXT_HEAD_S, STALLED_S, ConnectionTable, owner_of
 
 
 def full(limit, *owners):
@@ -45,6 +45,19 @@ def test_the_first_head_has_less_time_than_the_next():
     table.leave(0)
     table.busy(1)
     assert table.overdue(1e9) == []
+
+
+def test_a_reader_is_stalled_when_it_takes_nothing_and_not_when_it_is_slow():
+    table = full(4, "1.1.1.1", "1.1.1.1")
+    for step in range(10):
+        now = step * STALLED_S * 0.9
+        assert not table.stalled(0, 1000 - step, now)  # takes a byte each time
+    assert not table.stalled(0, 991, now + STALLED_S - 1)
+    assert table.stalled(0, 991, now + STALLED_S + 1)
+    table.taken(0)
+    assert not table.stalled(0, 2000, now + 9 * STALLED_S)
+    assert not table.stalled(1, 10, 1e9)
+    assert not table.stalled("never seen", 10, 1e9)
 
 
 def test_what_is_left_is_forgotten():

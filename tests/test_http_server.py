@@ -90,7 +90,7 @@ async def test_a_request_that_is_answered_slowly_is_not_cut(server, monkeypatch)
 
 
 async def test_a_reader_that_takes_nothing_is_cut(server, monkeypatch):
-    monkeypatch.setattr("swarm.http_server.STALLED_S", 0.1)
+    monkeypatch.setattr("swarm.connections.STALLED_S", 0.1)
     _, writer = await connect(server, b"GET /flood HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     writer.transport.pause_reading()
     async with asyncio.timeout(10):

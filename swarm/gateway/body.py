@@ -31,6 +31,13 @@ async def read_body(request: web.Request, kind: type[Body], max_bytes: int) -> B
         raise Refusal(
             408, f"The body did not arrive within {READ_WITHIN_S:.0f} s", "Try again.", reason="body_too_slow"
         ) from None
+    except web.RequestPayloadError as error:
+        raise Refusal(
+            400,
+            "The body is not in the encoding that it names",
+            "Send it as it is.",
+            reason="invalid_encoding",
+        ) from error
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -80,13 +80,11 @@ class _Trial:
     async def problem_of(self, text: str) -> str | None:
         """Why a grammar is refused, or None. To be asked one at a time."""
         try:
-            process = self._process = self._process or await self._start()
-            assert process.stdin is not None  # noqa: S101 - both are pipes
-            assert process.stdout is not None  # noqa: S101
-            process.stdin.write(json.dumps(text).encode() + b"\n")
             async with asyncio.timeout(MAX_ANSWER_S):
-                await process.stdin.drain()
-                answer = await process.stdout.readline()
+                if self._process is None and not await self._start():
+                    await self.close()
+                    raise _busy("Grammars cannot be tried on this machine")
+                answer = await self._ask(text)
         except TimeoutError:
             await self.close()
             raise _busy("The grammar could not be tried in time") from None
@@ -108,13 +106,24 @@ class _Trial:
                 process.kill()
             await process.wait()
 
-    async def _start(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "swarm.gateway.trial", stdin=PIPE, stdout=PIPE, stderr=DEVNULL
-        )
-        assert process.stdin is not None  # noqa: S101 - it is a pipe
-        process.stdin.write(json.dumps(self._vocabulary.description()).encode() + b"\n")
-        return process
+    async def _start(self) -> bytes:
+        """The line that says that it is ready; empty when it cannot start."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "swarm.gateway.trial",
+            stdin=PIPE, stdout=PIPE, stderr=DEVNULL,
+            start_new_session=True,  # Ctrl-C lets replies end, and they may need it
+        )  # fmt: skip
+        return await self._ask(self._vocabulary.description())
+
+    async def _ask(self, value: object) -> bytes:
+        """The line that answers; empty when the process has ended."""
+        process = self._process
+        assert process is not None  # noqa: S101 - it has been started
+        assert process.stdin is not None  # noqa: S101 - these are pipes
+        assert process.stdout is not None  # noqa: S101
+        process.stdin.write(json.dumps(value).encode() + b"\n")
+        await process.stdin.drain()
+        return await process.stdout.readline()
 
 
 def _busy(what: str) -> Refusal:

@@ -45,6 +45,7 @@ def main() -> None:
     with contextlib.suppress(ValueError, OSError):  # macOS knows no such limit
         may_have = psutil.Process().memory_info().vms + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (may_have, resource.RLIM_INFINITY))
+    print(flush=True)  # noqa: T201 - it is ready
     while line := sys.stdin.buffer.readline():
         spent_s = int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (spent_s + CPU_S + 1, resource.RLIM_INFINITY))

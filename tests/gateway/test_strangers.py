@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import zlib
 
 import msgspec
 import pytest
@@ -201,6 +202,21 @@ async def test_a_key_of_any_bytes_is_a_401(serve, tmp_path, secret):
         answer = await reader.read()
         writer.close()
     assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_that_is_not_in_its_encoding_is_a_400(serve, encoding, caplog):
+    async with serve() as served:
+        status, answer, _ = await served.post(CHAT, b"hello", **{"Content-Encoding": encoding})
+    assert (status, answer["error"]["code"]) == (400, "invalid_encoding")
+    assert caplog.text == ""
+
+
+async def test_a_body_that_unpacks_to_more_than_the_limit_is_a_413(serve):
+    async with serve() as served:
+        bomb = zlib.compress(b" " * 50_000_000, 9)
+        status, answer, _ = await served.post(CHAT, bomb, **{"Content-Encoding": "deflate"})
+    assert (status, answer["error"]["code"]) == (413, "body_too_large")
 
 
 async def test_a_body_that_does_not_arrive_is_a_408(serve, monkeypatch):
