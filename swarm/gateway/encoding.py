@@ -10,6 +10,8 @@ from swarm.errors import ContextOverflow
 from swarm.model.tokenizer import Tokenizer
 
 PIECE_CHARS = 2**16
+COSTLY_BYTES = 2**20
+DENSE_TOKEN_BYTES = 16  # on average, over a text of more than that: only runs of spaces have more
 CUT_TOKENS = 64  # by which the pieces on both sides of a cut may differ from the whole
 
 
@@ -23,11 +25,17 @@ class Encoder:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Raises `ContextOverflow` when it does not fit, `RequestError` for broken Unicode."""
-        if len(text.encode(errors="surrogatepass")) > self.context_length * self.longest_token_bytes:
-            raise self._too_long("more bytes than the model's context holds")
+        if len(text.encode(errors="surrogatepass")) > self._max_bytes:
+            raise self._too_long(f"more than {self._max_bytes} bytes")
         if len(text) > PIECE_CHARS:
             self._count(text)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    @property
+    def _max_bytes(self) -> int:
+        """More than the context can hold; and for a costly text, more than language or code fits into it."""
+        costly = max(COSTLY_BYTES, self.context_length * DENSE_TOKEN_BYTES)
+        return min(self.context_length * self.longest_token_bytes, costly)
 
     def _count(self, text: str) -> None:
         tokens, allowed = 0, self.context_length

@@ -67,9 +67,16 @@ async def test_a_text_surely_too_long_is_refused_before_it_is_tokenised(serve, e
 async def test_a_long_text_is_tokenised_only_until_it_is_too_long(tiny, encoded):
     encoder = Encoder(load_tokenizer(tiny), context_length=2 * PIECE_CHARS, longest_token_bytes=1000)
     with pytest.raises(ContextOverflow):
-        encoder.encode("x" * 50 * PIECE_CHARS)
+        encoder.encode("x" * 30 * PIECE_CHARS)
     assert sum(encoded) <= 3 * PIECE_CHARS
     assert max(encoded) <= PIECE_CHARS
+
+
+async def test_megabytes_of_spaces_are_refused_though_their_tokens_would_fit(tiny, encoded):
+    encoder = Encoder(load_tokenizer(tiny), context_length=100_000, longest_token_bytes=200)
+    with pytest.raises(ContextOverflow):
+        encoder.encode(" " * 2_000_000)
+    assert encoded == []
 
 
 async def test_a_long_text_that_fits_has_the_same_ids_as_ever(tiny):
