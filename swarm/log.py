@@ -94,7 +94,12 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
         for line, again in self._folder.over(now):
             self._tell_again(line, again)
         kind = record.exc_info[0] if record.exc_info else None
-        if self._folder.is_new((record.name, record.levelno, record.getMessage(), kind), now):
+        try:
+            line = (record.name, record.levelno, record.getMessage(), kind)
+        except (TypeError, ValueError, KeyError):  # its arguments do not fit
+            self.handleError(record)
+            return
+        if self._folder.is_new(line, now):
             super().emit(record)
 
     def _tell_again(self, line: Any, again: int) -> None:  # noqa: ANN401 - what `emit` made
