@@ -12,7 +12,17 @@ import pytest
 import swarm
 
 ROOT = Path(__file__).parent.parent
-PURE = ["values", "errors", "wire", "client/router", "peer/scheduler", "peer/placement", "status/snapshot"]
+PURE = [
+    "values",
+    "plain_text",
+    "connections",
+    "errors",
+    "wire",
+    "client/router",
+    "peer/scheduler",
+    "peer/placement",
+    "status/snapshot",
+]
 PUBLIC = [
     "BlockingClient",
     "Client",

@@ -1,11 +1,12 @@
 """What the log looks like, to a person and to a machine."""
 
+import io
 import json
 import logging
 
 import pytest
 
-from swarm.log import configure_logging
+from swarm.log import FOLD_S, FoldingHandler, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +83,40 @@ def test_setting_up_twice_does_not_say_everything_twice(capsys):
     configure_logging()
     logging.getLogger("swarm").error("once")
     assert capsys.readouterr().err.count("once") == 1
+
+
+def test_a_line_that_comes_again_and_again_is_written_once_and_counted():
+    now, written = [0.0], io.StringIO()
+    handler = FoldingHandler(written, clock=lambda: now[0])
+    logger = logging.Logger("x")
+    logger.addHandler(handler)
+    for _ in range(1000):
+        logger.error("No more files: %d", 7)
+    logger.error("Something else")
+    assert written.getvalue().splitlines() == ["No more files: 7", "Something else"]
+    now[0] += FOLD_S
+    logger.error("Something else")
+    assert written.getvalue().splitlines()[2:] == ["No more files: 7 (999 times more)", "Something else"]
+
+
+def test_lines_that_differ_are_all_written_however_many():
+    written = io.StringIO()
+    logger = logging.Logger("x")
+    logger.addHandler(FoldingHandler(written, clock=lambda: 0.0))
+    for number in range(3000):
+        logger.error("%d", number)
+    assert len(written.getvalue().splitlines()) == 3000
+
+
+def test_what_others_chose_cannot_steer_a_terminal_or_forge_a_line(capsys):
+    configure_logging()
+    logging.getLogger("swarm").warning(
+        "peer %s", "\x1b]0;owned\x07\x9b2J\u202ename\n12:00:00 error swarm: no"
+    )
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        logging.getLogger("swarm").exception("failed")
+    written = capsys.readouterr().err
+    assert not set("\x1b\x07\x9b\u202e") & set(written)
+    assert written.splitlines()[0].endswith("peer ]0;owned2Jname 12:00:00 error swarm: no")

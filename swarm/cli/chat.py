@@ -10,7 +10,7 @@ import click
 from swarm.cli.chats import LAST, Chats
 from swarm.cli.client_options import ClientFlags, SamplingFlags, client_options, sampling_options
 from swarm.cli.lines import LineReader
-from swarm.cli.output import note
+from swarm.cli.output import note, print_result
 from swarm.cli.runtime import interruptible, run_command
 from swarm.config import state_dir
 from swarm.errors import SwarmError, UsageError
@@ -131,11 +131,11 @@ class _Chat:
         state = read_transcript(self._transcript.path)
         self._conversation = await self._client.resume(state)
         for message in state.messages:
-            click.echo(f"{'> ' if message['role'] == 'user' else ''}{message['content']}")
+            print_result(f"{'> ' if message['role'] == 'user' else ''}{message['content']}")
         if state.unfinished is not None:
-            click.echo(f"> {state.unfinished.text}")
+            print_result(f"> {state.unfinished.text}")
             decoder = StreamDecoder(self._client.model.tokenizer)  # holds back the half of a character
-            click.echo("".join(map(decoder.push, state.unfinished.output_ids)), nl=False)
+            print_result("".join(map(decoder.push, state.unfinished.output_ids)), end="")
             generation = self._conversation.go_on(state.unfinished)
             await self._stream(generation, GoOn(len(state.unfinished.output_ids)))
 
@@ -154,11 +154,11 @@ class _Chat:
         try:
             self._write(first)
             stopped = await interruptible(self._show(generation))
-            click.echo()
+            print_result("")
             self._write(End(complete=not stopped))
         except SwarmError as error:
             await generation.aclose()
-            click.echo()
+            print_result("")
             note(f"swarm: {error}")
             return
         if stopped:
@@ -174,7 +174,7 @@ class _Chat:
             if self._transcript is not None:
                 self._transcript.place(self._conversation.context.session.export())
                 self._transcript.write(Token(piece.token_id, piece.text, piece.finish_reason is not None))
-            click.echo(piece.text, nl=False)
+            print_result(piece.text, end="")
 
     def _write(self, line: "Line") -> None:
         """Keep a line. The first one begins the file, so that a chat in which nothing is said leaves none."""
@@ -195,7 +195,8 @@ class _Chat:
     async def _obey(self, line: str) -> None:
         name, _, argument = line.partition(" ")
         if name == "/help":
-            note(HELP)
+            for each in HELP.splitlines():
+                note(each)
         elif name == "/route":
             self._tell_route()
         elif name == "/stats":

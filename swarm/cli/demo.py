@@ -89,8 +89,8 @@ async def _ask(model: str, join: str, prompt: str, max_tokens: int, *, stream: b
         if stream:
             print_result(f"> {prompt}")
             async for piece in generation:
-                click.echo(piece.text, nl=False)
-            click.echo()
+                print_result(piece.text, end="")
+            print_result("")
         return await generation
 
 

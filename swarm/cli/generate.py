@@ -5,7 +5,7 @@ import sys
 import click
 
 from swarm.cli.client_options import ClientFlags, SamplingFlags, client_options, sampling_options
-from swarm.cli.output import note, print_json
+from swarm.cli.output import note, print_json, print_result
 from swarm.cli.runtime import run_command
 from swarm.errors import EmptyPrompt
 
@@ -35,9 +35,11 @@ def command(
 ) -> None:
     """Ask MODEL (a cached name or a directory) to answer PROMPT, or what standard input holds.
 
+    Other users of this machine can read PROMPT and --system in its list of processes, and your shell may
+    keep them in its history. Leave PROMPT out, or write -, and pipe it in: nobody sees it then.
     The reply goes to standard output, everything else to standard error.
     """
-    text = prompt if prompt is not None else sys.stdin.read()
+    text = sys.stdin.read() if prompt in (None, "-") else prompt
     if not text.strip():
         raise EmptyPrompt("The prompt is empty", "Give a text, or pipe one in.")
 
@@ -50,12 +52,12 @@ def command(
             streaming = not (no_stream or as_json)
             async for piece in generation:
                 if streaming:
-                    click.echo(piece.text, nl=False)
+                    print_result(piece.text, end="")
             reply = generation.reply
             if as_json:
                 print_json(reply.to_json())
             else:
-                click.echo("" if streaming else reply.text)
+                print_result("" if streaming else reply.text)
             for resume in reply.resumes:
                 note(
                     f"Peer {resume.lost_peer[-8:]} was lost; the reply went on after {resume.stall_s:.2f} s."

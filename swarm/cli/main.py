@@ -18,6 +18,7 @@ from swarm.cli.lazy import LazyGroup, defaults_of, with_variable
 from swarm.config import config_file, load_config_file, software_version
 from swarm.errors import SwarmError
 from swarm.log import configure_logging
+from swarm.plain_text import one_line
 
 COMMANDS = {
     "demo": "Start a small swarm on this machine and ask it a question.",
@@ -159,6 +160,7 @@ def main() -> int:
 
 
 def _fail(text: str, exit_code: int) -> int:
+    text = one_line(text)  # a part of it may be what a peer said
     sentence = text if text.endswith((".", "?", "!", ")")) else f"{text}."
     print(f"swarm: {sentence}", file=sys.stderr)
     return exit_code

@@ -1,6 +1,8 @@
 """What a command writes: results to stdout, everything else to stderr.
 
-Progress bars appear only on a terminal, and there only on stderr. rich is imported when one is drawn.
+The one place where text meets a terminal: what a peer, a model or a file chose cannot steer it. A pipe
+gets results as they are. Progress bars appear only on a terminal, and there only on stderr. rich is
+imported when one is drawn.
 """
 
 import sys
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from swarm.plain_text import one_line, shown
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -18,19 +22,19 @@ OnProgress = Callable[[str, float, float], None]  # (stage, done, total)
 PROGRESS_EVERY_S = 30.0  # where there is no terminal to draw on
 
 
-def print_result(text: str) -> None:
-    """Write a line of the result to stdout, at once."""
-    print(text, flush=True)
+def print_result(text: str, end: str = "\n") -> None:
+    """Write a line of the result to stdout, or a piece of one, at once."""
+    print(shown(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def print_json(value: object) -> None:
     """Write a result as one line of JSON to stdout, at once; dataclasses become objects."""
-    print(msgspec.json.encode(value).decode(), flush=True)
+    print_result(msgspec.json.encode(value).decode())
 
 
 def note(text: str) -> None:
-    """Tell the person something that is not the result, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell the person something that is not the result, on one line of stderr."""
+    print(shown(text).replace("\n", " "), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -70,7 +74,7 @@ class _StageBars:
 
     def __call__(self, stage: str, done: float, total: float) -> None:
         if stage not in self._tasks:
-            self._tasks[stage] = self._bar.add_task(stage)
+            self._tasks[stage] = self._bar.add_task(one_line(stage))
         self._bar.update(self._tasks[stage], completed=done, total=total)
 
 
@@ -81,5 +85,5 @@ def _bar(unit_is_bytes: bool) -> "Progress":
     amount = (
         DownloadColumn(binary_units=True) if unit_is_bytes else TextColumn("{task.completed}/{task.total}")
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True))

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 @click.option(
     "--listen", default="127.0.0.1:8090", metavar="HOST:PORT", help="Where to serve; port 0 is any."
 )
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Answer under this name, too. Needed behind a proxy that passes the name on.",
+)
 @click.option("--database", type=click.Path(dir_okay=False, path_type=Path), help="Where history is kept.")
 @click.option("--database-limit", type=SIZE, default="256MiB", help="How large it may grow.")
 @click.option(
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
 def command(
     join: tuple[str, ...],
     listen: str,
+    hosts: tuple[str, ...],
     database: Path | None,
     database_limit: int,
     models: tuple[str, ...],
@@ -65,6 +73,7 @@ def command(
         database=database or paths.state_dir / "status.sqlite",
         host=host,
         port=port,
+        hosts=hosts,
         site=Site(title=title, join=show_join, canary_every_s=every_s),
         canaries=CanarySettings(
             every_s, paths.store_root, tuple(resolve(m, paths.store_root) for m in models)

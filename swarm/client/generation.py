@@ -28,7 +28,8 @@ from swarm.model.detokenizer import StreamDecoder
 from swarm.model.sampling import Constraint, Sampling, choose
 from swarm.model.tokenizer import Tokenizer
 
-Mask = Callable[[Sequence[int]], torch.Tensor | None]  # output ids so far -> allowed tokens [vocab] bool
+Allowed = torch.Tensor | None  # tokens that may come next, [vocab] bool
+Mask = Callable[[Sequence[int]], Allowed | Awaitable[Allowed]]  # of the output ids so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class Generation:
             logits = await context.move_to([*self.request.prompt_ids, *self._token_ids])
             first_at = last_at = 0.0
             while True:
-                piece = self._choose(logits, decoder)
+                piece = self._choose(logits, await self._allowed(), decoder)
                 self._token_ids.append(piece.token_id)
                 self._texts.append(piece.text)
                 last_at = clock()
@@ -204,7 +205,14 @@ class Generation:
         self._texts = [decoder.push(token_id) for token_id in request.output_ids]
         return decoder
 
-    def _choose(self, logits: torch.Tensor, decoder: StreamDecoder) -> Piece:
+    async def _allowed(self) -> Allowed:
+        """Which tokens may come next; computing it may take a while."""
+        if self.request.allowed is None:
+            return None
+        allowed = self.request.allowed(self._token_ids)
+        return await allowed if isinstance(allowed, Awaitable) else allowed
+
+    def _choose(self, logits: torch.Tensor, allowed: Allowed, decoder: StreamDecoder) -> Piece:
         request = self.request
         output_ids = self._token_ids
         if len(output_ids) < request.min_tokens and request.stop_token_ids:
@@ -214,7 +222,7 @@ class Generation:
             request.sampling,
             request.prompt_ids,
             output_ids,
-            Constraint(request.allowed(output_ids) if request.allowed else None, request.top_logprobs),
+            Constraint(allowed, request.top_logprobs),
         )
         text = decoder.push(choice.token_id)
         reason = self._finish_reason(choice.token_id, len(output_ids) + 1, decoder)

@@ -21,10 +21,11 @@ from swarm.gateway.models import HostedModel
 from swarm.gateway.page import add_page
 from swarm.gateway.replies import KEPT_S, ReplyStore
 from swarm.gateway.routes import Api
+from swarm.gateway.work import Workbench
+from swarm.http_server import LOOPBACK, Hosts, HttpServer, Listen, hosts_of
 
 MAX_BODY_BYTES = 8 * 2**20
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-_SHUTDOWN_S = 2.0  # for handlers, after all replies have ended
+_READING = GateLimits(max_running=2, max_waiting=256)  # of prompts that are rendered and tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Gateway:
         self.replies = ReplyStore(config.kept_s)
         self.instruments = Instruments()
         self.instruments.watch(lambda: self.gate.running, lambda: self.gate.waiting)
-        self._runner: web.AppRunner | None = None
+        self.server: HttpServer | None = None
         self._watching: list[asyncio.Task[None]] = []
 
     async def serve(self) -> str:
@@ -71,20 +72,13 @@ class Gateway:
             await model.refresh()
             self._watching.append(asyncio.create_task(model.watch(), name=f"watch {model.name}"))
         # A reader that goes away must be noticed at once, not at the next write.
-        self._runner = web.AppRunner(
-            self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
-        )
-        await self._runner.setup()
+        listen = Listen(config.host, config.port, "The gateway", cancels_handlers=True)
+        self.server = HttpServer(self._app(), listen)
         try:
-            await web.TCPSite(self._runner, config.host, config.port).start()
-        except OSError as error:
+            return await self.server.start()
+        except PortInUse:
             await self.close()
-            raise PortInUse(
-                f"The gateway cannot listen on {config.host}:{config.port}: {error.strerror}",
-                "Choose another address with --listen; port 0 is any.",
-            ) from error
-        host, port = self._runner.addresses[0][:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            raise
 
     async def drain(self, within_s: float) -> None:
         """Take no more requests, and give the replies in the making so long to end."""
@@ -103,21 +97,30 @@ class Gateway:
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, *(reply.ended() for reply in busy), return_exceptions=True)
-        if self._runner is not None:
-            await self._runner.cleanup()
+        for model in self.models.values():
+            await model.close()
+        if self.server is not None:
+            await self.server.close()
 
     def _app(self) -> web.Application:
         config = self.config
         door = Door(
             keys=KeyFile(config.keys),
             origins=config.origins,
-            loopback=config.host in LOOPBACK,
+            hosts=hosts_of(config.host, ()) if config.keys is None else Hosts(),
             instruments=self.instruments,
         )
-        app = web.Application(middlewares=middlewares(door), client_max_size=config.max_body_bytes)
-        app.add_routes(
-            Api(self.models, self.gate, self.replies, self.instruments, config.deadline_s).routes()
+        app = web.Application(middlewares=middlewares(door))
+        api = Api(
+            self.models,
+            self.gate,
+            self.replies,
+            self.instruments,
+            Workbench(Gate(_READING)),
+            config.deadline_s,
+            config.max_body_bytes,
         )
+        app.add_routes(api.routes())
         app.on_response_prepare.append(signer(door))
         add_page(app)
         return app

@@ -1,7 +1,8 @@
 """API keys: a TOML file with their hashes and limits.
 
 A key is 32 random bytes, so a plain SHA-256 hides it; only the hash is kept. The file is read again
-when it changes, so a key can be given or taken back while the gateway runs.
+when it changes, so a key can be given or taken back while the gateway runs. Nobody but its owner may
+read or write it. A file that is broken while the gateway runs lets nobody in, and only the log says why.
 
     [[key]]
     name = "alice"
@@ -11,7 +12,10 @@ when it changes, so a key can be given or taken back while the gateway runs.
 """
 
 import hashlib
+import logging
+import os
 import secrets
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +25,9 @@ from swarm.errors import ConfigurationError
 from swarm.gateway.refusal import Refusal
 
 PREFIX = "sk-swarm-"
+Stamp = tuple[int, ...] | None  # differs when the file does; None without a file
+
+_log = logging.getLogger(__name__)
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,8 +51,8 @@ class KeyFile:
     """The keys of a file; without a file everyone may ask."""
 
     path: Path | None = None
-    _keys: dict[str, Key] = field(default_factory=dict)
-    _stamp: int = 0
+    _keys: dict[str, Key] | None = field(default_factory=dict)  # None: the file is broken
+    _stamp: Stamp = None
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -53,10 +60,14 @@ class KeyFile:
             self._keys = read_keys(self.path)
 
     def key_of(self, authorization: str | None) -> Key:
-        """The key in an `Authorization` header. Raises a `Refusal` of status 401."""
+        """The key in an `Authorization` header. Raises a `Refusal`: 401, or 503 when the file is broken."""
         if self.path is None:
             return ANYONE
         self._read_if_changed(self.path)
+        if self._keys is None:
+            raise Refusal(
+                503, "This gateway cannot check keys now", "Tell its operator.", reason="keys_unavailable"
+            )
         scheme, _, secret = (authorization or "").partition(" ")
         key = self._keys.get(_hash(secret.strip())) if scheme.lower() == "bearer" else None
         if key is None:
@@ -66,15 +77,27 @@ class KeyFile:
 
     def _read_if_changed(self, path: Path) -> None:
         stamp = _stamp(path)
-        if stamp != self._stamp:
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
             self._keys = read_keys(path)
-            self._stamp = stamp
+        except ConfigurationError as error:
+            self._keys = None
+            _log.error("Nobody is let in until the file of keys is put right: %s", error)
 
 
 def read_keys(path: Path) -> dict[str, Key]:
     """The keys of a file by hash. Raises `ConfigurationError` saying where it is wrong."""
     try:
-        keys = msgspec.toml.decode(path.read_bytes(), type=_File).key
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = file.read()
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigurationError(
+                f"{path} can be read or changed by other users", f"Run: chmod 600 {path}"
+            )
+        keys = msgspec.toml.decode(raw, type=_File).key
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error.strerror}", "Make a key with --new-key FILE NAME."
@@ -103,11 +126,12 @@ def add_key(path: Path, name: str) -> str:
 
 
 def _hash(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 
-def _stamp(path: Path) -> int:
+def _stamp(path: Path) -> Stamp:
     try:
-        return path.stat().st_mtime_ns
+        found = path.stat()
     except OSError:
-        return 0
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

@@ -36,6 +36,7 @@ class News:
 
     index: int
     first: bool = False
+    echo: str = ""  # of the prompt, before the first text
     text: str = ""
     calls: tuple[NumberedCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -50,6 +51,7 @@ class Choice:
     index: int
     request: Request
     new_call_id: Callable[[], str]
+    echo: str = ""  # of the prompt
     parser: ToolParser | None = None
     token_bytes: TokenBytes | None = None  # None: no log probabilities are told
     output_ids: list[int] = field(default_factory=list)
@@ -88,7 +90,8 @@ class Choice:
         self.calls += calls
         self.logprobs += logprobs
         self.finish_reason = self._finish_reason(piece)
-        return News(self.index, first, text, calls, logprobs, offset, self.finish_reason)
+        echo = self.echo if first else ""
+        return News(self.index, first, echo, text, calls, logprobs, offset, self.finish_reason)
 
     def provenance(self) -> ChoiceProvenance:
         """How it came about so far."""

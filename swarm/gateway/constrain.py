@@ -5,16 +5,19 @@ automaton is llguidance's. A mask is a function of the tokens so far, so a reply
 again after an interruption keeps its form.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import llguidance
 import numpy as np
 import torch
 
-from swarm.gateway.refusal import bad
+from swarm.client.generation import Mask
+from swarm.errors import RequestError
 from swarm.gateway.tools import CLOSING, OPENING, Style
+from swarm.gateway.trial import limits
 from swarm.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ _SPACING: "JsonCompileOptions" = {
     "key_separator": ": ",
 }
 
-Mask = Callable[[Sequence[int]], torch.Tensor]
+_TOO_COMPLEX = frozenset({"ParserTooComplex", "LexerTooComplex", "InternalError"})
 
 
 class Vocabulary:
@@ -35,44 +38,74 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: Collection[int]) -> None:
         self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._stop_ids = sorted(stop_ids)
         self._tokens = llguidance.LLTokenizer(
-            tokenizer.to_json(), n_vocab=vocab_size, eos_token=sorted(stop_ids) or None
+            tokenizer.to_json(), n_vocab=vocab_size, eos_token=self._stop_ids or None
         )
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, which need not be whole characters."""
         return self._tokens.decode_bytes([token_id])
 
-    def check(self, grammar: str, param: str) -> None:
-        """Raises `Refusal` naming `param` when the grammar is broken or asks for what is not known."""
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokens)
-        if failed:
-            raise bad(param, f"{param} cannot be followed: {messages[0].strip().splitlines()[0]}")
+    def description(self) -> dict[str, Any]:
+        """All that another process needs to have the same vocabulary."""
+        return {
+            "tokenizer": self._tokenizer.to_json(),
+            "size": self._vocab_size,
+            "stop_ids": self._stop_ids,
+        }
 
-    def mask(self, grammar: str) -> Mask:
-        """Which tokens may come next, as a function of those of the reply so far: [vocab] bool."""
-        return _Matcher(llguidance.LLMatcher(self._tokens, grammar, log_level=0), self._vocab_size)
+    def compile(self, grammar: str) -> "Grammar":
+        """A grammar that has come through its trial. Takes as long as it took there."""
+        matcher = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=limits())
+        return Grammar(matcher, self._vocab_size)
 
 
-class _Matcher:
-    """Follows one reply. Fed with ever more tokens of it, it looks only at the new ones."""
+class Grammar:
+    """A compiled grammar. Those who follow it share what it learns of the vocabulary."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self.spoilt = False  # it has grown to its limit while it was followed
+
+    def follow(self) -> Mask:
+        """Which tokens may come next, as a function of those of the reply so far: [vocab] bool."""
+        return _Follower(self, self._matcher.deep_copy(), self._vocab_size).mask
+
+
+class _Follower:
+    """Follows one reply. Fed with ever more tokens of it, it looks only at the new ones."""
+
+    def __init__(self, grammar: Grammar, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+        self._vocab_size = vocab_size
         self._consumed = 0
 
-    def __call__(self, output_ids: Sequence[int]) -> torch.Tensor:
-        self._matcher.consume_tokens(list(output_ids[self._consumed :]))
+    async def mask(self, output_ids: Sequence[int]) -> torch.Tensor:
+        """Computed in a thread. Raises `RequestError` when the grammar becomes too complex on its way."""
+        return await asyncio.to_thread(self._mask, list(output_ids))
+
+    def _mask(self, output_ids: list[int]) -> torch.Tensor:
+        self._matcher.consume_tokens(output_ids[self._consumed :])
         self._consumed = len(output_ids)
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error() and self._matcher.stop_reason() in _TOO_COMPLEX:
+            self._grammar.spoilt = True
+            raise RequestError(
+                f"The form that was asked for became too complex after {len(output_ids)} tokens",
+                "Ask for a simpler form.",
+            )
         bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
         return torch.from_numpy(bits).bool()
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """JSON that fits the schema."""
-    return llguidance.LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPACING)
+    # as text, because the library knows no whole number beyond 64 bits
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_SPACING)
 
 
 def regex_grammar(pattern: str) -> str:

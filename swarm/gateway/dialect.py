@@ -148,13 +148,12 @@ class ChatDialect:
 
 @dataclass(frozen=True, slots=True)
 class TextDialect:
-    """POST /v1/completions. `prompts` are put in front of the choices when they are to be echoed."""
+    """POST /v1/completions."""
 
     head: Letterhead
-    prompts: Sequence[str] = ()
 
     def events(self, news: News) -> list[Struct]:
-        text = (self._prompt(news.index) if news.first else "") + news.text
+        text = news.echo + news.text
         if not (text or news.logprobs or news.finish_reason):
             return []
         choice = TextChoice(
@@ -174,7 +173,7 @@ class TextDialect:
         told = [
             TextChoice(
                 index=choice.index,
-                text=self._prompt(choice.index) + choice.text,
+                text=choice.echo + choice.text,
                 logprobs=_text_logprobs(choice.logprobs) if choice.token_bytes else None,
                 finish_reason=choice.finish_reason,
             )
@@ -183,9 +182,6 @@ class TextDialect:
         body = self._body(told, self.head.usage(choices))
         body.swarm = swarm
         return body
-
-    def _prompt(self, index: int) -> str:
-        return self.prompts[index] if self.prompts else ""
 
     def _body(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> TextCompletion:
         head = self.head

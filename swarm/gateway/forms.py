@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.gateway import constrain, tools
+from swarm.gateway.body import check_depth
 from swarm.gateway.refusal import bad
 from swarm.gateway.schema import (
     ChatRequest,
@@ -28,6 +29,8 @@ class Form:
 
 def form_of_chat(body: ChatRequest, offered: Sequence[Tool], style: tools.Style | None) -> Form | None:
     """The one form that a chat asks for; several are refused."""
+    for place, tool in enumerate(offered):
+        check_depth(tool.function.parameters, f"tools[{place}].function.parameters")
     forms = []
     if body.structured_outputs is not None:
         forms.append(form_of(body.structured_outputs))
@@ -35,6 +38,7 @@ def form_of_chat(body: ChatRequest, offered: Sequence[Tool], style: tools.Style 
         forms.append(Form(constrain.json_grammar({"type": "object"}), "response_format"))
     if isinstance(body.response_format, JsonSchemaFormat):
         schema = body.response_format.json_schema.schema or {"type": "object"}
+        check_depth(schema, "response_format")
         forms.append(Form(constrain.json_grammar(schema), "response_format"))
     forced = _forced(body, offered)
     if forced and style:
@@ -70,6 +74,7 @@ def form_of(wanted: StructuredOutputs) -> Form:
     if len(given) != 1:
         raise bad(param, f"structured_outputs sets {len(given)} forms", "Set exactly one.")
     if wanted.json is not None:
+        check_depth(wanted.json, f"{param}.json")
         return Form(constrain.json_grammar(wanted.json), f"{param}.json")
     if wanted.regex is not None:
         return Form(constrain.regex_grammar(wanted.regex), f"{param}.regex")

@@ -14,6 +14,7 @@ from swarm.errors import SwarmError
 from swarm.gateway.auth import ANYONE, Key, KeyFile
 from swarm.gateway.instruments import Instruments
 from swarm.gateway.refusal import Refusal, refusal_of
+from swarm.http_server import Hosts
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -22,7 +23,6 @@ REQUEST_ID = web.RequestKey("request_id", str)
 NOTES = web.RequestKey("notes", dict[str, Any])  # further words for the log line, never content
 
 _OPEN = re.compile(r"/|/(livez|readyz|health|openapi\.json|static/.*)")  # to be read without a key
-_LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CORS_HEADERS = "Authorization, Content-Type, Last-Event-ID, X-Request-ID"
 
@@ -35,7 +35,7 @@ class Door:
 
     keys: KeyFile
     origins: frozenset[str]
-    loopback: bool
+    hosts: Hosts
     instruments: Instruments
 
 
@@ -109,7 +109,7 @@ async def _guarded(request: web.Request, handler: Handler, door: Door) -> web.St
 
 def _check_host(request: web.Request, door: Door) -> None:
     # A page of a stranger whose name resolves to 127.0.0.1 must not talk to a gateway without keys.
-    if door.loopback and door.keys.path is None and not _LOCAL_HOST.fullmatch(request.host):
+    if not door.hosts.allow(request.host):
         raise Refusal(
             403, f"The host {request.host[:80]!r} is not this machine", "Ask http://127.0.0.1 directly."
         )

@@ -7,11 +7,14 @@ once, with how far it is, instead of waiting.
 import asyncio
 import logging
 import time
+from functools import cached_property
 
 from swarm.client.client import Client
 from swarm.errors import NetworkError, SwarmError
 from swarm.gateway.coldstart import Coverage, LoadingWatch
 from swarm.gateway.constrain import Vocabulary
+from swarm.gateway.encoding import Encoder, encoder_of
+from swarm.gateway.grammars import Grammars
 from swarm.gateway.refusal import RETRY_LATER_S, Refusal
 from swarm.gateway.schema import ModelEntry
 
@@ -32,7 +35,13 @@ class HostedModel:
         self._watch = LoadingWatch()
         self._problem: SwarmError | None = None
         self._vocabulary: Vocabulary | None = None
+        self._grammars: Grammars | None = None
         self._making = asyncio.Lock()
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The tokenizer with its bounds; takes some milliseconds at first use."""
+        return encoder_of(self.client.model.tokenizer, self.client.model.config.context_length)
 
     @property
     def _answers(self) -> bool:
@@ -58,6 +67,18 @@ class HostedModel:
                     Vocabulary, model.tokenizer, model.config.vocab_size, model.config.stop_token_ids
                 )
             return self._vocabulary
+
+    async def grammars(self) -> Grammars:
+        """The grammars over the vocabulary."""
+        vocabulary = await self.vocabulary()
+        if self._grammars is None:
+            self._grammars = Grammars(vocabulary)
+        return self._grammars
+
+    async def close(self) -> None:
+        """End what was started for the model; its client is closed by whoever made it."""
+        if self._grammars is not None:
+            await self._grammars.close()
 
     async def watch(self) -> None:
         """Keep the coverage up to date, for ever."""

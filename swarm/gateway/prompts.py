@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from swarm.gateway import tools
+from swarm.gateway.body import check_depth
+from swarm.gateway.encoding import Encoder
 from swarm.gateway.refusal import bad
 from swarm.gateway.schema import ChatMessage, ChatRequest, Tool
 from swarm.model.tokenizer import Tokenizer
 
-_OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+_OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self"})
 
 
 def tool_style(tokenizer: Tokenizer, offered: Sequence[Tool]) -> tools.Style | None:
@@ -24,11 +26,15 @@ def tool_style(tokenizer: Tokenizer, offered: Sequence[Tool]) -> tools.Style | N
     return tools.style_of(tokenizer.template_source(with_tools=True)) or "hermes"
 
 
-def encode_chat(body: ChatRequest, tokenizer: Tokenizer, offered: Sequence[Tool]) -> list[int]:
+def encode_chat(body: ChatRequest, encoder: Encoder, offered: Sequence[Tool]) -> list[int]:
     """The token ids of a chat's prompt. Raises a `Refusal` naming the message that cannot be told."""
+    tokenizer = encoder.tokenizer
     variables = dict(body.chat_template_kwargs or {})
-    if _OWN_FIELDS & variables.keys():
-        raise bad("chat_template_kwargs", "chat_template_kwargs sets what has a field of its own")
+    check_depth(variables, "chat_template_kwargs")
+    for name in _OWN_NAMES & variables.keys():
+        raise bad(
+            f"chat_template_kwargs.{name}", f"chat_template_kwargs may not set {name!r}", "Leave it out."
+        )
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     has_place = tools.style_of(tokenizer.template_source(with_tools=True)) is not None
@@ -38,14 +44,14 @@ def encode_chat(body: ChatRequest, tokenizer: Tokenizer, offered: Sequence[Tool]
     listed = [msgspec.to_builtins(tool) for tool in offered]
     if listed and not has_place:
         messages = _with_tool_prompt(messages, listed)
-    ids: list[int] = tokenizer.encode_chat(
+    text = tokenizer.render_chat(
         messages,
         tools=listed if listed and has_place else None,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         **variables,
     )
-    return ids
+    return encoder.encode(text, add_special_tokens=False)
 
 
 def _message(message: ChatMessage, place: int, *, as_text: bool) -> dict[str, Any]:
@@ -53,7 +59,10 @@ def _message(message: ChatMessage, place: int, *, as_text: bool) -> dict[str, An
     content = _content(message, place)
     role = "system" if message.role == "developer" else message.role
     told: dict[str, Any] = {"role": role, "content": content}
-    calls = [(call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or []]
+    calls = [
+        (call.function.name, _arguments(call.function.arguments, f"messages[{place}].tool_calls"))
+        for call in message.tool_calls or []
+    ]
     if as_text and role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     if as_text and calls:
@@ -85,11 +94,13 @@ def _content(message: ChatMessage, place: int) -> str | None:
     return "\n".join(part.text or "" for part in message.content)
 
 
-def _arguments(text: str) -> Any:  # noqa: ANN401 - any JSON; templates expect an object
+def _arguments(text: str, param: str) -> Any:  # noqa: ANN401 - any JSON; templates expect an object
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        arguments = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return text
+    check_depth(arguments, param)
+    return arguments
 
 
 def _with_tool_prompt(messages: list[dict[str, Any]], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:

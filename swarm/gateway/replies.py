@@ -7,7 +7,7 @@ from swarm.gateway.refusal import Refusal
 from swarm.gateway.streams import LiveReply
 
 KEPT_S = 300.0  # how long a reader may stay away
-KEPT_BYTES = 64 * 2**20  # of all events together
+KEPT_BYTES = 64 * 2**20  # of all that they hold
 
 
 @dataclass(slots=True)
@@ -20,12 +20,12 @@ class ReplyStore:
 
     def add(self, reply: LiveReply) -> None:
         """Keep a reply, and drop those that nobody came back to."""
-        self._sweep()
+        self.sweep()
         self._replies[reply.id] = reply
 
     def get(self, reply_id: str, owner: str) -> LiveReply:
         """The reply of that id, if it belongs to that key. Raises a `Refusal` of status 404."""
-        self._sweep()
+        self.sweep()
         reply = self._replies.get(reply_id)
         if reply is None or reply.plan.owner != owner:
             raise Refusal(
@@ -45,7 +45,8 @@ class ReplyStore:
         """Those that hold peers."""
         return [reply for reply in self._replies.values() if reply.busy]
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Drop idle replies, the oldest first, until the rest is young enough and small enough."""
         idle = [reply for reply in self._replies.values() if reply.idle_since is not None and not reply.busy]
         idle.sort(key=lambda reply: reply.idle_since or 0.0)
         held = sum(reply.size_bytes for reply in self._replies.values())

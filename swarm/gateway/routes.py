@@ -2,22 +2,26 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from swarm.gateway import sse
+from swarm.gateway.body import read_body
 from swarm.gateway.choices import Choice
+from swarm.gateway.constrain import Grammar
 from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
+from swarm.gateway.forms import Form
 from swarm.gateway.gate import Gate
 from swarm.gateway.instruments import Instruments
 from swarm.gateway.middleware import KEY, NOTES
 from swarm.gateway.models import HostedModel
 from swarm.gateway.openapi import document
-from swarm.gateway.refusal import Refusal, bad, refusal_of_body
+from swarm.gateway.refusal import Refusal, bad
 from swarm.gateway.replies import ReplyStore
 from swarm.gateway.schema import (
     Cancelled,
@@ -29,10 +33,9 @@ from swarm.gateway.schema import (
 )
 from swarm.gateway.streams import LiveReply, ReplyPlan
 from swarm.gateway.tools import make_parser
-from swarm.gateway.translate import Task, chat_task, completion_task
+from swarm.gateway.translate import Run, Task, chat_task, completion_task
+from swarm.gateway.work import Workbench
 from swarm.metrics import CONTENT_TYPE
-
-Body = TypeVar("Body", bound=CommonRequest)
 
 # So long a stream's headers wait for its first event, so that an early failure has a status of its own.
 HEADERS_WAIT_S = 3.0
@@ -46,7 +49,9 @@ class Api:
     gate: Gate
     replies: ReplyStore
     instruments: Instruments
+    bench: Workbench
     deadline_s: float
+    max_body_bytes: int
 
     def routes(self) -> Sequence[web.RouteDef]:
         """All addresses but the page's."""
@@ -68,9 +73,9 @@ class Api:
         """POST /v1/chat/completions"""
         if "Last-Event-ID" in request.headers:
             return await self._go_on(request, request.headers["Last-Event-ID"])
-        body = await _read(request, ChatRequest)
+        body = await read_body(request, ChatRequest, self.max_body_bytes)
         hosted = self._hosted(body.model)
-        task = await chat_task(body, hosted)
+        task = await chat_task(body, hosted, self._admit(request, body))
         head = self._head("chatcmpl", body, hosted, task)
         return await self._answer(request, body, hosted, task, ChatDialect(head))
 
@@ -78,13 +83,11 @@ class Api:
         """POST /v1/completions"""
         if "Last-Event-ID" in request.headers:
             return await self._go_on(request, request.headers["Last-Event-ID"])
-        body = await _read(request, CompletionRequest)
+        body = await read_body(request, CompletionRequest, self.max_body_bytes)
         hosted = self._hosted(body.model)
-        task = await completion_task(body, hosted)
-        decode = hosted.client.model.tokenizer.decode
-        prompts = [decode(each.prompt_ids) for each in task.requests] if task.echo else []
+        task = await completion_task(body, hosted, self._admit(request, body))
         head = self._head("cmpl", body, hosted, task)
-        return await self._answer(request, body, hosted, task, TextDialect(head, prompts))
+        return await self._answer(request, body, hosted, task, TextDialect(head))
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/responses/{id}"""
@@ -152,16 +155,19 @@ class Api:
             usage_in_stream=bool(body.stream and body.stream_options and body.stream_options.include_usage),
         )
 
+    def _admit(self, request: web.Request, body: CommonRequest) -> Run:
+        """Count the request, before any work is done for it. Raises a `Refusal`."""
+        if body.stream_options is not None and not body.stream:
+            raise bad("stream_options", "stream_options is set without stream", "Set stream to true.")
+        self.gate.check_rate(request[KEY])
+        return partial(self.bench.run, request[KEY])
+
     async def _answer(
         self, request: web.Request, body: CommonRequest, hosted: HostedModel, task: Task, dialect: Dialect
     ) -> web.StreamResponse:
-        if body.stream_options is not None and not body.stream:
-            raise bad("stream_options", "stream_options is set without stream", "Set stream to true.")
-        key = request[KEY]
-        self.gate.check_rate(key)
         await hosted.require_whole()
         reply = await self._new_reply(request, body, hosted, task, dialect)
-        slot = await self.gate.enter(key)
+        slot = await self.gate.enter(request[KEY])
         self.instruments.note_prompt(hosted.name, task.prompt_tokens)
         self.replies.add(reply)
         reply.start(slot)
@@ -172,15 +178,13 @@ class Api:
     async def _new_reply(
         self, request: web.Request, body: CommonRequest, hosted: HostedModel, task: Task, dialect: Dialect
     ) -> LiveReply:
-        needs_vocabulary = task.form is not None or task.top_logprobs is not None
-        vocabulary = await hosted.vocabulary() if needs_vocabulary else None
+        vocabulary = await hosted.vocabulary() if task.top_logprobs is not None else None
         plan = ReplyPlan(
             head=dialect.head,
             dialect=dialect,
             client=hosted.client,
             owner=request[KEY].name,
-            grammar=task.form.grammar if task.form else None,
-            vocabulary=vocabulary,
+            grammar=await self._grammar(request, hosted, task.form) if task.form else None,
             include_swarm=bool(body.include_swarm) or request.headers.get("X-Include-Swarm") == "true",
             background=bool(body.background),
             deadline_s=self.deadline_s,
@@ -189,13 +193,18 @@ class Api:
             Choice(
                 index=index,
                 request=each,
+                echo=task.echoes[index] if task.echoes else "",
                 new_call_id=lambda: f"call_{secrets.token_hex(12)}",
                 parser=make_parser(task.tool_style, task.tool_names) if task.tool_style else None,
-                token_bytes=vocabulary.token_bytes if vocabulary and task.top_logprobs is not None else None,
+                token_bytes=vocabulary.token_bytes if vocabulary else None,
             )
             for index, each in enumerate(task.requests)
         ]
-        return LiveReply(plan, choices, self.instruments)
+        return LiveReply(plan, choices, self.instruments, task.size_bytes)
+
+    async def _grammar(self, request: web.Request, hosted: HostedModel, form: Form) -> Grammar:
+        grammars = await hosted.grammars()
+        return await grammars.compile(form.grammar, form.param, request[KEY])
 
     async def _go_on(
         self, request: web.Request, last_seen: str, expected_id: str | None = None
@@ -213,8 +222,7 @@ class Api:
         reply.start(await self.gate.enter(request[KEY]))
 
     async def _stream(self, request: web.Request, reply: LiveReply, after: int = -1) -> web.StreamResponse:
-        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
-        with reply.reading():
+        with self._reading(request, reply):
             await self._wake(request, reply)
             await reply.first_event(HEADERS_WAIT_S)
             response = web.StreamResponse(
@@ -231,27 +239,18 @@ class Api:
         return response
 
     async def _whole(self, request: web.Request, reply: LiveReply) -> web.Response:
-        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
-        with reply.reading():
+        with self._reading(request, reply):
             await self._wake(request, reply)
-            return _json(await reply.whole())
+            return _answer_of(await reply.whole())
 
-
-async def _read(request: web.Request, kind: type[Body]) -> Body:
-    """The body. Raises a `Refusal` that names the field at fault."""
-    # A browser sends other types to strangers without asking them first.
-    if request.content_type != "application/json":
-        raise Refusal(
-            415,
-            f"The body is {request.content_type[:80]!r}",
-            "Send Content-Type: application/json.",
-            reason="media_type",
-        )
-    raw = await request.read()
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise refusal_of_body(error) from error
+    @contextmanager
+    def _reading(self, request: web.Request, reply: LiveReply) -> Iterator[None]:
+        request[NOTES] |= {"reply": reply.id, "model": reply.plan.head.model}
+        try:
+            with reply.reading():
+                yield
+        finally:
+            self.replies.sweep()
 
 
 def _starting_after(request: web.Request) -> int:
@@ -262,4 +261,8 @@ def _starting_after(request: web.Request) -> int:
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    return _answer_of(msgspec.json.encode(value), status)
+
+
+def _answer_of(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 Text = Annotated[str, Meta(min_length=1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 JsonObject = dict[str, Any]
 
 
@@ -43,7 +44,7 @@ class CommonRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=4096)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
@@ -91,9 +92,9 @@ class ChatMessage(Struct, kw_only=True):
     """One message. Other fields, which clients copy from replies, make no difference."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=1024)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -153,7 +154,7 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
 class ChatRequest(CommonRequest, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -3,7 +3,8 @@
 A `LiveReply` keeps the events it has told. When its last reader goes it is suspended: the peers'
 sessions are closed at once, the tokens are kept. A reader who comes back gets what was missed, and
 the reply goes on with the very tokens it would have had, because each is a function of those before
-and of the seed. A reply asked for with `background` runs to its end without a reader.
+and of the seed. A reply asked for with `background` runs to its end without a reader. Of a finished
+reply nothing is kept but its events and its body.
 """
 
 import asyncio
@@ -13,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from swarm.client.client import Client
 from swarm.client.generation import Generation, Request
 from swarm.errors import SwarmError
 from swarm.gateway import sse
 from swarm.gateway.choices import Choice
-from swarm.gateway.constrain import Vocabulary
+from swarm.gateway.constrain import Grammar
 from swarm.gateway.dialect import Dialect, Letterhead
 from swarm.gateway.gate import Slot
 from swarm.gateway.instruments import Instruments
@@ -28,6 +29,7 @@ from swarm.gateway.refusal import Refusal, refusal_of
 from swarm.gateway.schema import Provenance
 
 PING_S = 5.0
+_OBJECTS_PER_EVENT = 4  # bytes that the choices of an unfinished reply hold for each byte of its events
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +42,7 @@ class ReplyPlan:
     dialect: Dialect
     client: Client
     owner: str  # the key it belongs to
-    grammar: str | None = None
-    vocabulary: Vocabulary | None = None
+    grammar: Grammar | None = None
     include_swarm: bool = False
     background: bool = False
     deadline_s: float = 600.0
@@ -54,11 +55,13 @@ class LiveReply:
     plan: ReplyPlan
     choices: list[Choice]
     instruments: Instruments
+    request_bytes: int = 0  # what it needs to go on
     failure: Refusal | None = None
     finished: bool = False
-    size_bytes: int = 0
     idle_since: float | None = None  # no reader and nothing running
     _events: list[bytes] = field(default_factory=list)
+    _event_bytes: int = 0
+    _body: bytes = b""  # of a finished reply
     _readers: int = 0
     _driver: asyncio.Task[None] | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,6 +71,13 @@ class LiveReply:
     @property
     def id(self) -> str:
         return self.plan.head.id
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory it holds, about."""
+        if self.finished:
+            return self._event_bytes + len(self._body)
+        return self.request_bytes + (1 + _OBJECTS_PER_EVENT) * self._event_bytes
 
     @property
     def running(self) -> bool:
@@ -136,13 +146,13 @@ class LiveReply:
             elif not await self._wait(PING_S):
                 yield sse.PING
 
-    async def whole(self) -> Struct:
-        """The finished reply. Raises the `Refusal` it ended with."""
+    async def whole(self) -> bytes:
+        """The body of the finished reply. Raises the `Refusal` it ended with."""
         while not self.finished:
             await self._wait(PING_S)
         if self.failure is not None:
             raise self.failure
-        return self.plan.dialect.whole(self.choices, self._provenance() if self.plan.include_swarm else UNSET)
+        return self._body
 
     def _stop(self) -> None:
         if self._driver is not None and self.running:
@@ -159,8 +169,10 @@ class LiveReply:
         return True
 
     def _tell(self, *events: bytes) -> None:
+        if self.finished:  # cancelled, and a choice has not heard of it yet
+            return
         self._events += events
-        self.size_bytes += sum(map(len, events))
+        self._event_bytes += sum(map(len, events))
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -214,8 +226,8 @@ class LiveReply:
     def _generation(self, choice: Choice) -> Generation:
         plan = self.plan
         request: Request = replace(choice.request, output_ids=tuple(choice.output_ids))
-        if plan.grammar is not None and plan.vocabulary is not None:
-            request = replace(request, allowed=plan.vocabulary.mask(plan.grammar))
+        if plan.grammar is not None:
+            request = replace(request, allowed=plan.grammar.follow())
         return plan.client.begin(request)
 
     def _tell_chain(self, is_first: bool) -> None:
@@ -230,18 +242,20 @@ class LiveReply:
         if self.finished:
             return
         plan, self.failure = self.plan, failure
-        self.finished = True
         last: list[bytes] = []
         if failure is not None:
             self.instruments.note_failure(plan.head.model, failure.reason or failure.code)
             last.append(failure.body())
         else:
             usage = plan.head.usage(self.choices) if plan.head.usage_in_stream else None
+            swarm = self._provenance() if plan.include_swarm else UNSET
             if usage is not None or plan.include_swarm:
-                swarm = self._provenance() if plan.include_swarm else UNSET
                 last.append(msgspec.json.encode(plan.dialect.aside(usage, swarm)))
             last.append(sse.DONE)
+            self._body = msgspec.json.encode(plan.dialect.whole(self.choices, swarm))
         self._tell(*last)
+        self.finished = True
+        self.plan, self.choices = replace(plan, grammar=None), []
 
     def _provenance(self) -> Provenance:
         model = self.plan.client.model

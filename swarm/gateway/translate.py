@@ -3,10 +3,10 @@
 Knows OpenAI's fields and the model's limits, and no HTTP.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from swarm.client.generation import Request, check_request
 from swarm.errors import ContextOverflow, EmptyPrompt, RequestError
@@ -23,8 +23,11 @@ from swarm.gateway.schema import (
 )
 from swarm.model.sampling import Sampling
 
+Result = TypeVar("Result")
+
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 MAX_CHOICES = 64
+_BYTES_PER_NUMBER = 36  # and its place in a list
 _SAMPLED = (
     "temperature", "top_p", "top_k", "min_p", "seed",
     "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -41,18 +44,44 @@ class Task:
     form: Form | None = None
     tool_style: tools.Style | None = None  # None: calls are not looked for
     tool_names: frozenset[str] = frozenset()
-    echo: bool = False
+    echoes: tuple[str, ...] = ()  # the prompt of each choice, where it is to be repeated
     prompt_field: str = "messages"
 
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it holds, about; prompt and settings are the same for all choices of a prompt."""
+        request = self.requests[0]
+        texts = sum(map(sys.getsizeof, (*request.stop, *self.echoes)))
+        return texts + _BYTES_PER_NUMBER * (self.prompt_tokens + len(request.sampling.logit_bias))
 
-async def chat_task(body: ChatRequest, hosted: HostedModel) -> Task:
+
+class Run(Protocol):
+    """Runs a function off the event loop, when there is room for one more."""
+
+    def __call__(self, work: Callable[[], Result]) -> Awaitable[Result]: ...
+
+
+async def chat_task(body: ChatRequest, hosted: HostedModel, run: Run) -> Task:
     """Read a chat. Raises a `Refusal` or another `SwarmError` for what cannot be done."""
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs", "top_logprobs is set without logprobs", "Set logprobs to true.")
+    return await run(lambda: _read_chat(body, hosted))
+
+
+async def completion_task(body: CompletionRequest, hosted: HostedModel, run: Run) -> Task:
+    """Read a plain completion. Raises as `chat_task`."""
+    if body.suffix:
+        raise bad("suffix", "The model cannot fill a gap before a suffix", "Leave suffix out.", "unsupported")
+    if body.best_of not in (None, body.n or 1):
+        raise bad("best_of", "best_of other than n is not supported", "Leave it out.", "unsupported")
+    return await run(lambda: _read_completion(body, hosted))
+
+
+def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
     offered = [] if body.tool_choice == "none" else body.tools or []
     style = tool_style(hosted.client.model.tokenizer, offered)
     form = form_of_chat(body, offered, style)
-    prompt_ids = await asyncio.to_thread(_chat_ids, body, hosted, offered)
+    prompt_ids = _chat_ids(body, hosted, offered)
     wanted = body.max_completion_tokens or body.max_tokens
     template = _request(body, hosted, prompt_ids, wanted, body.top_logprobs or 0)
     task = Task(
@@ -63,30 +92,27 @@ async def chat_task(body: ChatRequest, hosted: HostedModel) -> Task:
         tool_style=style,
         tool_names=frozenset(tool.function.name for tool in offered),
     )
-    await _check(task, hosted)
+    _check(task, hosted)
     return task
 
 
-async def completion_task(body: CompletionRequest, hosted: HostedModel) -> Task:
-    """Read a plain completion. Raises as `chat_task`."""
-    if body.suffix:
-        raise bad("suffix", "The model cannot fill a gap before a suffix", "Leave suffix out.", "unsupported")
-    if body.best_of not in (None, body.n or 1):
-        raise bad("best_of", "best_of other than n is not supported", "Leave it out.", "unsupported")
-    prompts = await asyncio.to_thread(_prompts, body.prompt, hosted)
-    wanted = body.max_tokens or COMPLETION_TOKENS
+def _read_completion(body: CompletionRequest, hosted: HostedModel) -> Task:
     n = body.n or 1
-    if len(prompts) * n > MAX_CHOICES:
-        raise bad("prompt", f"{len(prompts)} prompts with n = {n} are more than {MAX_CHOICES} choices")
+    prompts = _prompts(body.prompt, n, hosted)
+    wanted = body.max_tokens or COMPLETION_TOKENS
     requests: list[Request] = []
     for prompt in prompts:
         requests += _copies(_request(body, hosted, prompt, wanted, body.logprobs or 0), n)
-    form = form_of(body.structured_outputs) if body.structured_outputs else None
-    prompt_tokens = sum(map(len, prompts))
+    decode = hosted.client.model.tokenizer.decode
     task = Task(
-        tuple(requests), prompt_tokens, body.logprobs, form, echo=bool(body.echo), prompt_field="prompt"
+        requests=tuple(requests),
+        prompt_tokens=sum(map(len, prompts)),
+        top_logprobs=body.logprobs,
+        form=form_of(body.structured_outputs) if body.structured_outputs else None,
+        echoes=tuple(text for prompt in prompts for text in [decode(prompt)] * n) if body.echo else (),
+        prompt_field="prompt",
     )
-    await _check(task, hosted)
+    _check(task, hosted)
     return task
 
 
@@ -151,37 +177,45 @@ def _copies(request: Request, n: int) -> tuple[Request, ...]:
     return tuple(replace(request, sampling=replace(request.sampling, seed=each)) for each in seeds)
 
 
-async def _check(task: Task, hosted: HostedModel) -> None:
+def _check(task: Task, hosted: HostedModel) -> None:
     """What can be known before the first token."""
     for request in task.requests:
         try:
             check_request(request, hosted.client.voice)
         except (ContextOverflow, EmptyPrompt) as error:
             raise bad(task.prompt_field, error.what, error.fix, error.code) from error
-    if task.form is not None:
-        vocabulary = await hosted.vocabulary()
-        await asyncio.to_thread(vocabulary.check, task.form.grammar, task.form.param)
-    if task.top_logprobs is not None:
-        await hosted.vocabulary()
 
 
 def _chat_ids(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -> list[int]:
     try:
-        return encode_chat(body, hosted.client.model.tokenizer, offered)
-    except RequestError as error:  # the template's own words
+        return encode_chat(body, hosted.encoder, offered)
+    except RequestError as error:  # too long, or the template's own words
         raise bad("messages", error.what, error.fix, error.code) from error
 
 
-def _prompts(prompt: str | list[Any], hosted: HostedModel) -> list[list[int]]:
-    """The prompts of a completion, as token ids."""
-    tokenizer, vocab_size = hosted.client.model.tokenizer, hosted.client.model.config.vocab_size
-    if isinstance(prompt, str):
-        return [tokenizer.encode(prompt)]
-    kinds = {type(item) for item in prompt}
-    if kinds == {str}:
-        return [tokenizer.encode(text) for text in prompt]
+def _prompts(prompt: str | list[Any], n: int, hosted: HostedModel) -> list[list[int]]:
+    """The prompts of a completion, as token ids. They are counted before they are looked at."""
+    kinds = {str} if isinstance(prompt, str) else {type(item) for item in prompt}
     if kinds == {int}:
-        return [_known(prompt, "prompt", vocab_size)]
-    if kinds == {list} and all(prompt):
-        return [_known(ids, "prompt", vocab_size) for ids in prompt]
-    raise bad("prompt", "The list mixes texts and token ids, or holds an empty list", "Send one kind.")
+        return [_ids(prompt, hosted)]
+    if len(kinds) != 1 or not all(prompt):
+        raise bad("prompt", "The list mixes texts and token ids, or holds an empty list", "Send one kind.")
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if len(prompts) * n > MAX_CHOICES:
+        raise bad("prompt", f"{len(prompts)} prompts with n = {n} are more than {MAX_CHOICES} choices")
+    return [_ids(each, hosted) for each in prompts]
+
+
+def _ids(prompt: str | list[int], hosted: HostedModel) -> list[int]:
+    try:
+        if isinstance(prompt, str):
+            return hosted.encoder.encode(prompt)
+        room = hosted.client.model.config.context_length
+        if len(prompt) > room:
+            raise ContextOverflow(
+                f"The prompt has {len(prompt)} tokens; the model's context holds {room}",
+                "Shorten the prompt.",
+            )
+    except RequestError as error:
+        raise bad("prompt", error.what, error.fix, error.code) from error
+    return _known(prompt, "prompt", hosted.client.model.config.vocab_size)

@@ -73,17 +73,19 @@ class ChatTemplate:
         chat = _prepare(messages)
         final = _mark_final(chat, self._source) if continue_final_message else None
         text = self._render(
-            messages=chat,
-            tools=_plain(tools),
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **_plain(variables),
+            {"documents": None}
+            | _plain(variables)
+            | {
+                "messages": chat,
+                "tools": _plain(tools),
+                "add_generation_prompt": add_generation_prompt,
+            }
         )
         return text if final is None else _cut_at_mark(text, final)
 
-    def _render(self, **variables: Json) -> str:
+    def _render(self, variables: Mapping[str, Json]) -> str:
         try:
-            return self._template.render(**variables)
+            return self._template.render(variables)
         except _RENDER_ERRORS as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}",

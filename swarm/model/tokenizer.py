@@ -74,7 +74,8 @@ class Tokenizer:
             raise RequestError(
                 f"The text has half a surrogate pair at character {error.start}", "Send valid Unicode text."
             ) from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # the batch call gives the same ids, and lets other threads run meanwhile
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids that are no token nothing."""

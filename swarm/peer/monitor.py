@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from swarm.errors import PortInUse
+from swarm.http_server import HttpServer, Listen
 from swarm.metrics import CONTENT_TYPE, Metrics
 
 NotReady = Callable[[], list[str]]
@@ -16,7 +16,7 @@ class Monitor:
     def __init__(self, metrics: Metrics, not_ready: NotReady) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
-        self._runner: web.AppRunner | None = None
+        self._server: HttpServer | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; port 0 lets the system choose. Returns the port. Raises `PortInUse`."""
@@ -28,23 +28,14 @@ class Monitor:
                 web.get("/metrics", self._scrape),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self.close()
-            raise PortInUse(
-                f"The monitor cannot listen on {host}:{port}: {error.strerror}",
-                "Choose another port with --monitor, or 0 for a free one.",
-            ) from error
-        return int(self._runner.addresses[0][1])
+        self._server = HttpServer(app, Listen(host, port, "The monitor", option="--monitor"))
+        url = await self._server.start()
+        return int(url.rpartition(":")[2])
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._server is not None:
+            await self._server.close()
 
     async def _livez(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from aiohttp import web
-
-from swarm.errors import PortInUse
+from swarm.http_server import HttpServer, Listen, hosts_of
 from swarm.network.directory import Directory
 from swarm.network.transport import Network
 from swarm.status.board import Board, View
@@ -32,7 +30,6 @@ from swarm.status.watch import CanarySettings
 
 KEEP_EVERY_S = 10.0
 SHOW_AT_MOST_EVERY_S = 1.0
-BACKLOG = 1024
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
@@ -45,6 +42,7 @@ class StatusPageConfig:
     database: Path
     host: str = "127.0.0.1"
     port: int = 0
+    hosts: tuple[str, ...] = ()  # names under which it is served, besides this machine's own
     site: Site = field(default_factory=Site)
     canaries: CanarySettings = field(default_factory=CanarySettings)
     limit_bytes: int = DEFAULT_LIMIT_BYTES
@@ -91,19 +89,12 @@ class StatusPage:
 
     async def _listen(self, stack: AsyncExitStack) -> str:
         config = self._config
-        routes = Routes(self._board, config.site, self._instruments)
-        runner = web.AppRunner(routes.application(), access_log=None, shutdown_timeout=2.0)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        try:
-            await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
-        except OSError as error:
-            raise PortInUse(
-                f"The status page cannot listen on {config.host}:{config.port}: {error.strerror}",
-                "Choose another port with --listen, or 0 for a free one.",
-            ) from error
-        host, port = runner.addresses[0][:2]
-        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        hosts = hosts_of(config.host, config.hosts)
+        routes = Routes(self._board, config.site, self._instruments, hosts)
+        server = HttpServer(routes.application(), Listen(config.host, config.port, "The status page"))
+        url = await server.start()
+        stack.push_async_callback(server.close)
+        return f"{url}/"
 
     async def _show(self) -> None:
         """Show what is new, with at most a fifth of the time spent on it however large the swarm."""

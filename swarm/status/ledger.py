@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from swarm.plain_text import one_line
 from swarm.status.agreement import Opinion, Trace, opinions, tolerance_of
 from swarm.status.canary import CanaryRun, HopResult
 from swarm.status.proofs import ChainProof, ModelProof, PeerProof, Proof, Verdict
 from swarm.status.rota import Turn
-from swarm.status.text import clean, short_id
+from swarm.status.text import short_id
 
 KEPT_RUNS = 24  # compared with each other; compared in pairs
 KEPT_SPEEDS = 9  # whole chains whose median is told
@@ -89,7 +90,7 @@ class ProofLedger:
             verdict, reason = before.verdict, before.reason  # nothing was learnt
         self._peers[result.planned.peer] = PeerProof(
             verdict=verdict,
-            reason=clean(reason, MAX_REASON),
+            reason=one_line(reason, MAX_REASON),
             at=now,
             proof="expected" if self.expects else _kind_of(verdict),
             blocks=result.planned.span,
@@ -130,7 +131,7 @@ class ProofLedger:
             )
             self._speeds.append(chain)
         failure = "; ".join(
-            f"peer {short_id(hop.planned.peer)} {clean(hop.fault, MAX_REASON)}" for hop in failed[:2]
+            f"peer {short_id(hop.planned.peer)} {one_line(hop.fault, MAX_REASON)}" for hop in failed[:2]
         )
         self._proof = replace(
             proof,

@@ -15,12 +15,13 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from swarm.plain_text import one_line
 from swarm.status import plots
 from swarm.status.health import Health
 from swarm.status.history import RANGES, Point, Range
 from swarm.status.past import Past
 from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
-from swarm.status.text import clean, duration, short_id
+from swarm.status.text import duration, short_id
 from swarm.values import parse_span
 
 PEERS_SHOWN = 20  # of each model on the first page; the rest have pages of their own
@@ -203,7 +204,7 @@ def _as_argument(name: str) -> str:
 
 def _harmless(value: object) -> object:
     """The last look at whatever a template writes; most of it has been cleaned long before."""
-    return clean(value, MAX_TEXT) if type(value) is str else value
+    return one_line(value, MAX_TEXT) if type(value) is str else value
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
+from swarm.http_server import Hosts, most_connections
 from swarm.metrics import CONTENT_TYPE
 from swarm.status import api
 from swarm.status.board import MAX_FEEDS, Answer, Board, View
@@ -46,15 +47,18 @@ Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Routes:
     """Answers requests from a board."""
 
-    def __init__(self, board: Board, site: Site, instruments: Instruments) -> None:
+    def __init__(
+        self, board: Board, site: Site, instruments: Instruments, hosts: Hosts | None = None
+    ) -> None:
         self._board = board
         self._site = site
         self._instruments = instruments
+        self._hosts = hosts or Hosts()
         self._closing = asyncio.Event()
 
     def application(self) -> web.Application:
         """The whole HTTP interface."""
-        app = web.Application(middlewares=[_with_headers, self._counted])
+        app = web.Application(middlewares=[_with_headers, self._admitted])
         app.router.add_get("/", self._page)
         app.router.add_get("/models/{name}/peers", self._peers)
         app.router.add_get("/static/{name}", self._static)
@@ -151,7 +155,7 @@ class Routes:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         board = self._board
-        if board.listeners >= MAX_FEEDS:
+        if board.listeners >= min(MAX_FEEDS, most_connections() // 2):
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "30"})
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
@@ -217,8 +221,10 @@ class Routes:
         return _respond(request, answer)
 
     @web.middleware
-    async def _counted(self, request: web.Request, handler: Handle) -> web.StreamResponse:
+    async def _admitted(self, request: web.Request, handler: Handle) -> web.StreamResponse:
         self._instruments.requests.inc()
+        if not self._hosts.allow(request.host):
+            raise web.HTTPForbidden
         return await handler(request)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.peer.placement import choose_span, coverage_to_come
+from swarm.plain_text import one_line
 from swarm.status.health import BLIND_AFTER_S, Assessment, Condition, Health, assess
 from swarm.status.proofs import ModelProof, PeerProof, Proof
-from swarm.status.text import clean
 from swarm.values import Span
 from swarm.wire.records import ModelRecord, PeerRecord, Snapshot
 
@@ -111,10 +111,10 @@ def summarize(
     peers = [_peer(record, judged, proof.peers.get(record.peer), now) for record in _ordered(snapshot)]
     absent = [_peer(record, None, proof.peers.get(record.peer), now) for record in gone]
     return ModelStatus(
-        name=clean(model.name, MAX_MODEL_NAME),
+        name=one_line(model.name, MAX_MODEL_NAME),
         manifest=model.model,
         num_blocks=model.num_blocks,
-        model_type=clean(model.model_type, MAX_WORD),
+        model_type=one_line(model.model_type, MAX_WORD),
         health=judged.health,
         reasons=judged.reasons,
         whole=judged.replicas > 0,
@@ -129,7 +129,7 @@ def summarize(
         proof=proof.proof,
         proven_at=passed.at if passed else None,
         canary_prompt=proof.prompt,
-        canary_text=clean(passed.text, 120) if passed else "",
+        canary_text=one_line(passed.text, 120) if passed else "",
         canary_runs=proof.runs,
         canary_tokens=proof.tokens,
         canary_interrupted=proof.interrupted,
@@ -154,13 +154,13 @@ def _ordered(snapshot: Snapshot) -> list[PeerRecord]:
 def _peer(record: PeerRecord, judged: Assessment | None, proof: PeerProof | None, now: float) -> PeerStatus:
     return PeerStatus(
         peer=record.peer,
-        name=clean(record.public_name, MAX_NAME),
+        name=one_line(record.public_name, MAX_NAME),
         blocks=str(record.span),
         state=record.state if judged else "gone",
         condition=judged.conditions[record.peer] if judged else "gone",
         reason=proof.reason if proof else "",
-        dtype=clean(record.dtype, MAX_WORD),
-        quantization=clean(record.quantization, MAX_WORD),
+        dtype=one_line(record.dtype, MAX_WORD),
+        quantization=one_line(record.quantization, MAX_WORD),
         relayed=record.relayed,
         announced_tokens_per_s=round(record.decode_tokens_per_s, 2),
         ms_per_token=proof.ms_per_token if proof else None,
@@ -171,7 +171,7 @@ def _peer(record: PeerRecord, judged: Assessment | None, proof: PeerProof | None
         uptime_s=round(_age(record.started_at, now), 1) if record.started_at else 0.0,
         seen_at=round(min(record.issued_at, now), 1),
         proven_at=proof.passed_at if proof else None,
-        software=clean(record.software, MAX_WORD),
+        software=one_line(record.software, MAX_WORD),
         canary_runs=proof.runs if proof else 0,
         canary_steps=proof.steps if proof else 0,
         canary_tokens=proof.tokens if proof else 0,

@@ -216,6 +216,19 @@ async def test_markdown_of_a_hostile_model_becomes_no_markup(serve):
         assert page.said == []
 
 
+@pytest.mark.parametrize(
+    "broken", ["{", "3", '[{"id": "a"}]', '[{"id": "a", "messages": [{"role": "user"}]}]']
+)
+async def test_a_page_with_broken_things_kept_answers_as_ever(serve, broken):
+    async with serve() as served, browse(served.url, {"max_tokens": 4}) as page:
+        await page.evaluate("each => localStorage.setItem('swarm.conversations', each)", broken)
+        await page.reload()
+        await ask(page, "Hello")
+        await done(page)
+        assert [message["role"] for message in await kept(page)] == ["user", "assistant"]
+        assert page.said == []
+
+
 async def test_a_phone_has_a_drawer_and_nothing_wider_than_its_screen(serve):
     phone = {
         "viewport": {"width": 360, "height": 700},

@@ -1,6 +1,7 @@
 """Every bad input at the command line: the sentence, the exit code, and nothing left running."""
 
 import contextlib
+import io
 import json
 import logging
 import socket
@@ -281,6 +282,15 @@ def _node(ahead_s: float):
 
 
 # --- what is asked ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_a_prompt_may_come_from_standard_input_where_nobody_sees_it(fails, monkeypatch, arguments):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
+    _, line = fails("generate", "any-model", *arguments, "--join", NOBODY)
+    assert "any-model" in line  # it was read, and only the model is missing
+    monkeypatch.setattr("sys.stdin", io.StringIO(" "))
+    assert fails("generate", "any-model", *arguments, "--join", NOBODY)[0] == 2
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n"])

@@ -106,6 +106,12 @@ def test_an_error_of_swarm_becomes_one_line_and_its_exit_code(probe, capsys):
     assert captured.out == ""
 
 
+def test_an_error_that_a_peer_worded_is_one_line_and_steers_no_terminal(probe, capsys):
+    probe["raise"] = SwarmError("Refused: \x1b]0;owned\x07\x1b[2J\x9b31m\u202e\nswarm: all is well", "Go on.")
+    assert cli.run(["completion"]) == 1
+    assert capsys.readouterr().err == "swarm: Refused: ]0;owned[2J31m swarm: all is well. Go on.\n"
+
+
 def test_errors_of_tasks_that_failed_together_are_told_as_the_first(probe, capsys):
     inner = ExceptionGroup("tasks", [NoRoute("Nobody hosts 3:5"), SwarmError("Later")])
     probe["raise"] = ExceptionGroup("outer", [inner])

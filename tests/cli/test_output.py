@@ -59,3 +59,37 @@ def test_on_a_terminal_progress_is_a_bar_on_stderr(capsys, monkeypatch):
     assert "Downloading" in screen.getvalue()
     assert "100/100 bytes" in screen.getvalue()
     assert capsys.readouterr().out == ""
+
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+
+
+def test_a_terminal_obeys_nothing_that_a_model_says_also_in_pieces(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    for piece in ("Grüße\n\t", "\x1b", "[2J", "\x1b", "]0;title", "\x07", *ESCAPES):
+        print_result(piece, end="")
+    print_json({"name": "\x9b2J\u202e"})
+    assert not set(ESCAPES) & set(terminal.getvalue()) - set("]0;title[2J31m")
+    assert terminal.getvalue().startswith("Grüße\n\t[2J]0;title")
+
+
+def test_a_pipe_gets_what_a_model_says_as_it_is(capsys):
+    print_result(ESCAPES, end="")
+    assert capsys.readouterr().out == ESCAPES
+
+
+def test_a_note_is_one_line_and_steers_nothing(capsys):
+    note(f"peer{ESCAPES}\nswarm: all is well")
+    told = capsys.readouterr().err
+    assert told == "peer]0;title[2J31m swarm: all is well\n"
+
+
+def test_the_stage_of_a_bar_is_text_and_no_markup(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress() as show:
+        show(f"[bold]model[/nothing]{ESCAPES}", 1, 1)
+    assert "[bold]model[/nothing]" in terminal.getvalue()
+    assert "\x1b]0;" not in terminal.getvalue()

@@ -25,6 +25,11 @@ def keys(tmp_path):
     return tmp_path / "keys.toml"
 
 
+def write_secret(path, text):
+    path.touch(mode=0o600)
+    path.write_text(text)
+
+
 def limit(keys, line):
     keys.write_text(keys.read_text().rstrip() + f"\n{line}\n")
 
@@ -42,7 +47,7 @@ def test_a_new_key_is_kept_only_as_a_hash_in_a_file_for_its_owner(keys):
     "text", ["[[key", "[[key]]\nname = 3", '[[key]]\nname = "x"\nsha256 = "12"', "[[key]]\nfoo = 1"]
 )
 def test_a_broken_file_of_keys_says_where(keys, text):
-    keys.write_text(text)
+    write_secret(keys, text)
     with pytest.raises(ConfigurationError, match=r"keys\.toml"):
         read_keys(keys)
 
@@ -88,6 +93,37 @@ async def test_a_key_can_be_added_and_taken_back_while_the_gateway_runs(serve, k
         keys.write_text("")
         os.utime(keys, ns=(1, 1))
         assert (await served.post(CHAT, BODY, **bearer(secret)))[0] == 401
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
+def test_a_file_of_keys_that_others_can_touch_is_refused(keys, mode):
+    add_key(keys, "alice")
+    keys.chmod(mode)
+    with pytest.raises(ConfigurationError, match=f"chmod 600 {keys}"):
+        KeyFile(keys)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        add_key(keys, "bob")
+
+
+@pytest.mark.parametrize("harm", ["broken", "gone", "open to others"])
+async def test_a_file_that_breaks_meanwhile_is_told_to_the_log_only(serve, keys, caplog, harm):
+    secret = add_key(keys, "alice")
+    good = keys.read_text()
+    async with serve(keys=keys) as served:
+        if harm == "broken":
+            keys.write_text("[[key")
+        elif harm == "gone":
+            keys.unlink()
+        else:
+            keys.chmod(0o644)
+        for headers in (bearer(secret), {}):
+            status, body, _ = await served.post(CHAT, BODY, **headers)
+            assert (status, body["error"]["code"]) == (503, "keys_unavailable")
+            assert str(keys) not in body["error"]["message"]
+        assert caplog.text.count(str(keys)) >= 1
+        keys.unlink(missing_ok=True)
+        write_secret(keys, good)
+        assert (await served.post(CHAT, BODY, **bearer(secret)))[0] == 200
 
 
 async def test_a_rate_ends_in_a_429_that_says_when_to_come_back(serve, keys):

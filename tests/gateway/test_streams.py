@@ -1,6 +1,8 @@
 """Readers that go, and readers that come back: nothing runs for nobody, and no token is lost or doubled."""
 
 import asyncio
+import gc
+import tracemalloc
 
 import aiohttp
 import msgspec
@@ -193,3 +195,42 @@ async def test_pings_come_while_nothing_else_does_and_are_no_events(serve, monke
     assert ": waiting for the swarm\nid: " in text
     assert "swarm\n\n" not in text  # clients would take that for an event without data
     assert read_events(text)[-1] == "[DONE]"
+
+
+async def test_a_finished_reply_keeps_nothing_of_its_request(serve):
+    stop = ["x" * 400_000 + str(each) for each in range(16)]
+    async with serve() as served:
+        await served.chat(max_tokens=2, stop=["x"])
+        tracemalloc.start()
+        try:
+            for _ in range(4):
+                await served.chat(max_tokens=2, stop=stop)
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < sum(map(len, stop))
+        finally:
+            tracemalloc.stop()
+
+
+async def test_a_reply_that_waits_counts_with_its_request(serve):
+    body = LONG | {"stop": ["x" * 400_000]}
+    async with serve(cost_s=0.01) as served:
+        served.gateway.replies.kept_bytes = 1_000_000
+        begun = [ids_of(await read_some(served, body, 1))[0].split(":")[0] for _ in range(4)]
+        await eventually(lambda: served.gateway.gate.running == 0)
+        found = []
+        for reply_id in begun:
+            async with served.http.post(f"/v1/responses/{reply_id}/cancel") as response:
+                found.append(response.status)
+    assert found == [404, 404, 200, 200]
+
+
+async def test_a_cancelled_reply_tells_nothing_after_its_end(serve):
+    async with serve(cost_s=0.005) as served:
+        first = await read_some(served, LONG | {"background": True, "n": 4}, 5)
+        reply_id = ids_of(first)[0].split(":")[0]
+        async with served.http.post(f"/v1/responses/{reply_id}/cancel") as response:
+            assert response.status == 200
+        await eventually(lambda: served.gateway.gate.running == 0)
+        async with served.http.get(f"/v1/responses/{reply_id}?stream=true") as response:
+            events = read_events(await response.text())
+    assert [("error" in event) for event in events] == [False] * (len(events) - 1) + [True]

@@ -98,6 +98,17 @@ def test_conversations_render_and_encode_as_in_transformers(
     )
 
 
+def test_documents_and_odd_names_reach_the_template_as_in_transformers(directory):
+    with_template(
+        directory, "{{ documents | tojson }}{% for d in documents %}{{ d.title }}{% endfor %}{{ odd }}"
+    )
+    options = {"documents": [{"title": "Grüße", "text": "Hi"}], "odd": {"self": 1}}
+    expected = PreTrainedTokenizerFast.from_pretrained(directory).apply_chat_template(
+        HELLO, tokenize=False, **options
+    )
+    assert load_tokenizer(directory).render_chat(HELLO, **options) == expected
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("text", ["", " ", "a  b\n\n c", "12345 6.7e8", "世界 👩‍👩‍👧 e\u0301", "<|im_end|>x"])
 def test_text_encodes_and_decodes_as_in_transformers(text, smollm2):

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from status_values import DIGEST, NOW, proof, record, shown, state
 
+from swarm.http_server import hosts_of
 from swarm.status.board import Board, View
 from swarm.status.incidents import Incident
 from swarm.status.instruments import Instruments
@@ -46,6 +47,15 @@ async def read_json(client, path):
     assert answer.status == 200, body
     assert answer.content_type == "application/json"
     return json.loads(body)
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1/state", "/events", "/metrics", "/nowhere"])
+async def test_a_name_of_a_stranger_that_leads_to_this_machine_is_refused(board, path):
+    app = Routes(board, Site(), Instruments(), hosts_of("127.0.0.1", ())).application()
+    async with TestClient(TestServer(app)) as client:
+        answer = await client.get(path, headers={"Host": "evil.example"})
+        assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden")
+        assert (await client.get("/livez")).status == 200
 
 
 async def test_the_state_is_told_without_peers(client):

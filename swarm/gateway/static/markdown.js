@@ -1,7 +1,8 @@
 // Markdown to DOM nodes. Builds elements and text nodes only, so nothing a model writes can become markup.
 
 const BLOCK = /^(#{1,4}) +(.*)$|^(```+|~~~+) *([\w+#.-]*)|^ {0,3}([-*_])( *\5){2,} *$|^> ?|^ *([-*+]|\d{1,9}[.)]) +/;
-const INLINE = /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?\S?)\*\*|\*(?=\S)([^*]+?)\*|(?<![\w])_(?=\S)([^_]+?)_(?!\w)|~~(.+?)~~|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)|(https?:\/\/[^\s<>()]+[^\s<>().,;:!?"'])|\\([\\`*_{}[\]()#+.!~|>-])/s;
+// Every repetition is bounded, so that what begins a thousand times and never ends is not looked for to the end each time.
+const INLINE = /(?<!`)(`{1,8})(?!`)(.{1,1000}?)(?<!`)\1(?!`)|\*\*(?=\S)(.{1,1000}?\S?)\*\*|\*(?=\S)([^*]{1,1000}?)\*|(?<![\w])_(?=\S)([^_]{1,1000}?)_(?!\w)|~~(.{1,1000}?)~~|\[([^[\]]{1,500})\]\((https?:\/\/[^\s)]{1,2000})\)|(https?:\/\/[^\s<>()]{1,2000}[^\s<>().,;:!?"'])|\\([\\`*_{}[\]()#+.!~|>-])/s;
 
 /** The blocks of a text as a fragment. */
 export function render(text) {
@@ -21,7 +22,7 @@ function blocks(lines, parent, depth) {
     else if (match?.[5]) { parent.append(element("hr")); at += 1; }
     else if (line.startsWith(">") && depth < 8) at = quote(lines, at, parent, depth);
     else if (match?.[7] && depth < 8) at = list(lines, at, parent, depth);
-    else if (line.includes("|") && /^ *\|?( *:?-+:? *\|)+ *:?-* *:? *$/.test(lines[at + 1] ?? "")) at = table(lines, at, parent);
+    else if (line.includes("|") && isRule(lines[at + 1] ?? "")) at = table(lines, at, parent);
     else at = paragraph(lines, at, parent, depth);
   }
 }
@@ -77,8 +78,16 @@ function list(lines, start, parent, depth) {
   return at;
 }
 
+function cells(line) {
+  return line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
+}
+
+/** Whether a line is the one between a table's head and its body. */
+function isRule(line) {
+  return line.includes("|") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
+}
+
 function table(lines, start, parent) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
   const box = element("div", "table"), grid = element("table"), head = element("tr");
   box.tabIndex = 0;
   for (const cell of cells(lines[start])) head.append(inline(cell, element("th")));
