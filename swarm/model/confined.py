@@ -69,8 +69,10 @@ class Confined:
                 process = self._running()
                 process.send(question)
                 reply = process.receive()
-            except (OSError, psutil.Error, ValueError) as error:
+            except BaseException as error:  # also an interrupt: what it would still say answers nobody
                 self._end()
+                if not isinstance(error, OSError | psutil.Error | ValueError):
+                    raise
                 raise self._over_limit() from error
         if "error" in reply:
             raise _ERRORS[reply["error"]](reply["what"], reply["fix"])

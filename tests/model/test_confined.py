@@ -108,6 +108,20 @@ def test_memory_is_watched_where_the_system_does_not_limit_it():
     assert not process.is_running()
 
 
+def test_after_an_interrupt_no_question_gets_the_answer_of_another(monkeypatch):
+    confined = template(HELLO)
+    pid_of(confined)
+
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("swarm.model.confined._Process.receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            confined.ask(QUESTION)
+    assert confined.ask(QUESTION | {"messages": [{"role": "user", "content": "other"}]}) == "other"
+
+
 def test_many_threads_ask_one_process():
     confined = template(HELLO)
     asked = [QUESTION | {"messages": [{"role": "user", "content": str(n)}]} for n in range(40)]
