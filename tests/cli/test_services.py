@@ -22,8 +22,6 @@ from swarm.wire.records import PeerRecord
 LOST = "The network daemon p2pd died 8 times in a row"
 JOIN = f"/ip4/127.0.0.1/tcp/1/p2p/{new_identity().peer_id}"
 
-pytestmark = pytest.mark.timeout(20)
-
 
 class Node(MemoryNetwork):
     """A node in memory in the place of libp2p's; with `lost` set it is lost for good."""
