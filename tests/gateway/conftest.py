@@ -108,7 +108,7 @@ def serve(tiny: Path) -> Serve:
     ) -> AsyncIterator[Served]:
         async with InProcessSwarm(tiny, compute=lambda: InlineCompute(cost_s)) as swarm:
             await swarm.add_peers([Span(*span) for span in spans])
-            client = swarm.client(ClientOptions(patience_s=2.0, lease_s=1.0))
+            client = swarm.client(ClientOptions(patience_s=2.0, lease_s=30.0))
             gateway = Gateway([client], GatewayConfig(port=0, **config))
             url = await gateway.serve()
             try:
