@@ -1,5 +1,5 @@
 # Sourced by the scripts beside it: makes sure that .venv in the repository root is there and holds
-# what constraints.txt and pyproject.toml ask for. Says what it does on stderr; stdout stays free.
+# what requirements/ and pyproject.toml ask for. Says what it does on stderr; stdout stays free.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,11 +27,10 @@ find_python() {
 # What .venv is made from.
 wanted_stamp() {
     "$1" - <<'PYTHON'
-import hashlib
+import hashlib, pathlib
 digest = hashlib.sha256()
-for name in ("constraints.txt", "pyproject.toml"):
-    with open(name, "rb") as file:
-        digest.update(file.read())
+for path in (*sorted(pathlib.Path("requirements").glob("*.txt")), "pyproject.toml", "scripts/install"):
+    digest.update(pathlib.Path(path).read_bytes())
 print(digest.hexdigest())
 PYTHON
 }
@@ -71,8 +70,7 @@ make_environment() {
 install_into_environment() {
     local log="$PWD/.venv/install.log"
     say "Installing swarm and what it needs into .venv: the first time 1 GB or more, and some minutes"
-    if ! wait_for "$log" .venv/bin/python -m pip install --no-input --disable-pip-version-check \
-        --progress-bar off --constraint constraints.txt --editable '.[dev]'; then
+    if ! wait_for "$log" scripts/install .venv/bin/python --dev; then
         grep -v '^WARNING' "$log" | tail -n 15 >&2
         die "the installation failed; all it said is in $log" \
             "Check the network and the space on disk, and run this again."

@@ -12,17 +12,29 @@ from typing import Any
 from swarm.network.transport import Network
 
 RUN_AGAIN_AFTER_S = 1.0
+MAX_FAILURES = 5  # in a row
+STEADY_S = 60.0  # what ran for so long begins a new row
 
 _log = logging.getLogger(__name__)
 
 
 async def persist(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work`, again and again if it fails, until it comes to its own end."""
+    """Do `work`, again and again if it fails, until it comes to its own end.
+
+    What the system refuses (no file left, no memory) is tried again for as long as it takes; a mistake of
+    ours only so often in a row, and then it is raised: a supervisor can start all of it anew.
+    """
+    clock = asyncio.get_running_loop().time
+    failures = 0
     while True:
+        begun = clock()
         try:
             return await work()
-        except Exception:  # of the system, or a mistake of ours: it is seen, and the program goes on
+        except Exception as error:  # seen, and the program goes on
             _log.exception("The %s failed; it is started again", name)
+            failures = 1 if clock() - begun > STEADY_S else failures + 1
+            if failures == MAX_FAILURES and not isinstance(error, OSError | MemoryError):
+                raise
         await asyncio.sleep(RUN_AGAIN_AFTER_S)
 
 

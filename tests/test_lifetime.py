@@ -2,8 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from swarm.errors import NetworkError
-from swarm.lifetime import persist, until_stopped
+from swarm.lifetime import MAX_FAILURES, persist, until_stopped
 from swarm.testing.clock import run_virtual
 
 
@@ -70,3 +72,23 @@ def test_work_that_fails_is_done_again_and_seen(caplog):
 
     run_virtual(persist("announcer", work))
     assert [record.message for record in caplog.records] == ["The announcer failed; it is started again"] * 2
+
+
+def test_a_mistake_that_comes_again_and_again_is_raised(caplog):
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_virtual(persist("announcer", work))
+    assert len(caplog.records) == MAX_FAILURES
+
+
+def test_what_the_system_refuses_is_tried_for_as_long_as_it_takes(caplog):
+    outcomes = iter([OSError(24, "Too many open files")] * 100)
+
+    async def work() -> None:
+        if (error := next(outcomes, None)) is not None:
+            raise error
+
+    run_virtual(persist("announcer", work))
+    assert len(caplog.records) == 100

@@ -2,10 +2,12 @@
 
 Templates come from strangers: they run in Jinja's immutable sandbox and see nothing but plain JSON
 values. The environment and the treatment of messages are those of transformers'
-`utils/chat_template_utils.py`. Knows no tokenizer; the special tokens come in as strings.
+`utils/chat_template_utils.py`. Knows no tokenizer; the special tokens come in as strings. The sandbox keeps a
+template from what is not its own, but not from taking time and memory: run a stranger's in `confined`.
 """
 
 import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -23,6 +25,9 @@ from swarm.errors import BrokenModel, EmptyPrompt, RequestError
 Json: TypeAlias = Any  # what `json.loads` may give
 Message: TypeAlias = Mapping[str, Json]  # {"role": ..., "content": ...} and whatever else the template reads
 
+MAX_DEPTH = 100  # a tool's schema may be deep
+MAX_NUMBER = 10**4000  # Python writes and reads none of 4,300 digits
+MAX_WORDS_CHARS = 500  # of a template's own words
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # What a template can run into when the messages are not of the kind it was written for.
@@ -74,10 +79,10 @@ class ChatTemplate:
         final = _mark_final(chat, self._source) if continue_final_message else None
         text = self._render(
             {"documents": None}
-            | _plain(variables)
+            | plain(variables)
             | {
                 "messages": chat,
-                "tools": _plain(tools),
+                "tools": plain(tools),
                 "add_generation_prompt": add_generation_prompt,
             }
         )
@@ -88,7 +93,7 @@ class ChatTemplate:
             return self._template.render(variables)
         except _RENDER_ERRORS as error:
             raise RequestError(
-                f"The model's chat template refuses these messages: {error}",
+                f"The model's chat template refuses these messages: {str(error)[:MAX_WORDS_CHARS]}",
                 "Change the messages or their order to what the model was trained on.",
             ) from error
 
@@ -98,13 +103,13 @@ def _prepare(messages: Sequence[Message]) -> list[dict[str, Any]]:
         raise EmptyPrompt("The conversation has no messages", "Give at least one message.")
     chat = []
     for message in messages:
-        plain = _plain(message)
-        if not isinstance(plain, dict):
+        copy = plain(message)
+        if not isinstance(copy, dict):
             raise RequestError(
-                f"A message is {plain!r}", 'Write each message as {"role": ..., "content": ...}.'
+                f"A message is {reprlib.repr(copy)}", 'Write each message as {"role": ..., "content": ...}.'
             )
         # Templates cope with a missing key and often not with a null, which some APIs send.
-        chat.append(_alias_reasoning({key: value for key, value in plain.items() if value is not None}))
+        chat.append(_alias_reasoning({key: value for key, value in copy.items() if value is not None}))
     return chat
 
 
@@ -116,17 +121,29 @@ def _alias_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _plain(value: Json) -> Json:
-    """A copy made of JSON's types alone, so that a template gets hold of no method worth calling."""
-    if value is None or type(value) in (str, int, float, bool):
+def plain(value: Json, depth: int = 0) -> Json:
+    """A copy made of JSON's types alone, so that a template gets hold of no method worth calling.
+
+    Raises `RequestError` for anything else, and for lists and objects too deep in others.
+    """
+    if value is None or type(value) in (str, float, bool) or _is_number(value):
         return value
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+    if depth > MAX_DEPTH:
+        raise RequestError(
+            f"The conversation holds lists and objects more than {MAX_DEPTH} deep in each other",
+            "Send flatter ones.",
+        )
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item, depth + 1) for item in value]
     raise RequestError(
         f"The conversation holds a {type(value).__name__}", "Use text, numbers, lists and objects only."
     )
+
+
+def _is_number(value: Json) -> bool:
+    return type(value) is int and abs(value) < MAX_NUMBER
 
 
 def _mark_final(chat: list[dict[str, Any]], source: str) -> str:

@@ -7,8 +7,8 @@ JSON header, bytes).
 """
 
 import hashlib
-import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from swarm.errors import BrokenModel, ManifestMismatch, UnsupportedModel
-from swarm.model.fields import REPULL, Fields, read_fields
+from swarm.model.fields import REPULL, Fields, brief, read_fields
+from swarm.security.foreign import open_regular, parse_json, read_exactly
 from swarm.security.manifest import Manifest
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_HEADER_BYTES = 2**25  # 10,000 blocks of 14 tensors take 22 MB
+_MAX_INDEX_BYTES = 2**25
+_MAX_DIMENSIONS = 8
 _CHUNK_BYTES = 2**22
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -47,7 +50,7 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._headers: dict[str, _Header] = {}
-        self._files = _read_index(directory)  # by tensor name; None: everything is in one file
+        self._files = shard_files(directory)  # by tensor name; None: everything is in one file
 
     def info(self, name: str, shape: Shape) -> TensorInfo:
         """A tensor's place. Raises `BrokenModel` unless it is there, whole, and of that shape."""
@@ -85,7 +88,7 @@ class Checkpoint:
         info = self.info(name, shape)
         digest, left = _new_digest(info), info.size_bytes
         try:
-            with info.file.open("rb") as file:
+            with open_regular(info.file) as file:
                 file.seek(info.offset)
                 while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
                     digest.update(chunk)
@@ -97,7 +100,8 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def _read_index(directory: Path) -> dict[str, str] | None:
+def shard_files(directory: Path) -> dict[str, str] | None:
+    """The file of each tensor by the index, or None without one. Raises `BrokenModel` for a damaged one."""
     path = directory / INDEX_FILE
     if not path.exists():
         if not (directory / SINGLE_FILE).exists():
@@ -105,12 +109,14 @@ def _read_index(directory: Path) -> dict[str, str] | None:
                 f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}; no other format is read", REPULL
             )
         return None
-    weight_map = read_fields(path).raw("weight_map")
+    weight_map = read_fields(path, _MAX_INDEX_BYTES).raw("weight_map")
     if not isinstance(weight_map, dict):
         raise BrokenModel(f"{path} has no weight_map", REPULL)
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise BrokenModel(f"{path} puts the tensor {name} in {file!r}, which is not a file name", REPULL)
+            raise BrokenModel(
+                f"{path} puts the tensor {brief(name)} in {brief(file)}, which is not a file name", REPULL
+            )
     return weight_map
 
 
@@ -130,7 +136,7 @@ class _Header:
         dtype_name = entry.text_or("dtype", "")
         if dtype_name not in _DTYPES:
             raise UnsupportedModel(
-                f"The tensor {name} in {path} is stored as {dtype_name or 'nothing'}",
+                f"The tensor {name} in {path} is stored as {dtype_name[:20] or 'nothing'}",
                 f"Supported: {', '.join(_DTYPES)}.",
             )
         dtype, shape, offsets = _DTYPES[dtype_name], entry.raw("shape"), entry.raw("data_offsets")
@@ -146,12 +152,14 @@ class _Header:
 
 def _read_header(path: Path, wanted: str) -> _Header:
     try:
-        with path.open("rb") as file:
-            size_bytes = path.stat().st_size
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if header_bytes > min(_MAX_HEADER_BYTES, size_bytes - 8):
+        with open_regular(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            header_bytes = int.from_bytes(read_exactly(file, 8), "little")
+            if header_bytes > size_bytes - 8:
                 raise _truncated(path, wanted)
-            entries = json.loads(file.read(header_bytes))
+            if header_bytes > _MAX_HEADER_BYTES:
+                raise ValueError(f"its header has {header_bytes:,} bytes")
+            entries = parse_json(read_exactly(file, header_bytes))
     except FileNotFoundError as error:
         raise BrokenModel(f"{path}, which holds the tensor {wanted}, is missing", REPULL) from error
     except (OSError, ValueError) as error:
@@ -164,13 +172,18 @@ def _read_header(path: Path, wanted: str) -> _Header:
 
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    """Whether it is a short list of numbers that a file's size can reach."""
+    return (
+        isinstance(value, list)
+        and len(value) <= _MAX_DIMENSIONS
+        and all(type(item) is int and 0 <= item < 2**63 for item in value)
+    )
 
 
 def _read_bytes(info: TensorInfo, name: str, raw: Tensor) -> None:
     view = raw.view(torch.uint8).numpy().data.cast("B")
     try:
-        with info.file.open("rb", buffering=0) as file:
+        with open_regular(info.file) as file:
             file.seek(info.offset)
             while view:
                 count = file.readinto(view)

@@ -1,8 +1,8 @@
 """What a model is, read from its config.json into one typed value.
 
 Reads the older and the newer spelling of every field. Knows nothing of tensors and imports no
-torch. A field that is needed and missing is a `BrokenModel`; a value that this version cannot
-compute with is an `UnsupportedModel`, never silently ignored.
+torch. A field that is needed and missing, or a number out of its range, is a `BrokenModel`; a value that
+this version cannot compute with is an `UnsupportedModel`, never silently ignored.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from swarm.errors import UnsupportedModel, UsageError
 from swarm.model.architectures.registry import read_traits
 from swarm.model.architectures.traits import Windows
 from swarm.model.fields import Fields, read_fields
+from swarm.model.ranges import MAX_ATTENTION_WIDTH
 from swarm.values import Span
 
 if TYPE_CHECKING:
@@ -203,6 +204,11 @@ def _check_heads(config: ModelConfig, fields: Fields) -> None:
         raise fields.broken("num_key_value_heads", f"does not divide the {config.num_heads} attention heads")
     if config.head_dim < 2 or config.head_dim % 2:
         raise fields.broken("head_dim", f"is {config.head_dim}, not an even number")
+    if config.num_heads * config.head_dim > MAX_ATTENTION_WIDTH:
+        raise fields.broken(
+            "num_attention_heads",
+            f"is {config.num_heads}, of {config.head_dim} each: more than {MAX_ATTENTION_WIDTH:,} in all",
+        )
 
 
 def _read_rope(fields: Fields) -> Rope:
@@ -218,8 +224,6 @@ def _read_rope(fields: Fields) -> Rope:
     if (scaling.number_or("partial_rotary_factor", fields.number_or("partial_rotary_factor", 1.0))) != 1.0:
         raise UnsupportedModel(f"A partial rotary embedding, as in {fields.path}, is not supported")
     theta = scaling.number_or("rope_theta", fields.number_or("rope_theta", 10_000.0))
-    if theta <= 1:
-        raise fields.broken("rope_theta", f"is {theta}, not a number above one")
     rope = Rope(type=rope_type, theta=theta)
     if rope_type == "default":
         return rope
@@ -233,8 +237,8 @@ def _read_scaling(rope: Rope, scaling: Fields, fields: Fields) -> Rope:
         key, scaling.count_or(key, context_length)
     )  # the outer one wins, as in transformers
     factor = scaling.number_or("factor", context_length / original if rope.type == "yarn" else None)
-    if factor is None or factor <= 0:
-        raise scaling.broken("factor", "is missing" if factor is None else f"is {factor}, not above zero")
+    if factor is None:
+        raise scaling.broken("factor", "is missing")
     rope = dataclasses.replace(rope, factor=factor)
     if rope.type == "linear":
         return rope

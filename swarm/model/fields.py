@@ -1,16 +1,22 @@
 """Typed reading of the JSON files of a model directory.
 
-Knows JSON and paths, nothing of models. ``null`` counts as absent. Whatever is missing or of the
-wrong type ends in a `BrokenModel` that names the field and the file.
+Knows JSON, paths and the ranges of numbers, nothing else of models. ``null`` counts as absent. Whatever
+is missing, of the wrong type or out of its range ends in a `BrokenModel` that names the field and the file.
 """
 
-import json
-import math
+import reprlib
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from swarm.errors import BrokenModel
+from swarm.model.ranges import RANGES
+from swarm.security.foreign import read_bounded, read_json
 
+MAX_CONFIG_BYTES = 2**24  # the largest known, with every added token in it, has 2 MB
+MAX_TOKENIZER_BYTES = 2**27  # the largest known has 35 MB
+MAX_TEXT_CHARS = 1000
+MAX_TOKEN_IDS = 256
+brief = reprlib.repr  # for messages: a value of any length, shortened
 REPULL = "Fetch the model again with `swarm model pull`, or check it with `swarm model verify`."
 T = TypeVar("T")
 
@@ -41,35 +47,35 @@ class Fields:
         return Fields(self.path, value, f"{self._prefix}{name}.")
 
     def count(self, name: str) -> int:
-        """A whole number above zero that must be there."""
+        """A whole number within its range that must be there."""
         value = self.count_or(name, None)
         if value is None:
             raise self.broken(name, "is missing")
         return value
 
     def count_or(self, name: str, default: T) -> int | T:
-        """A whole number above zero, or `default`."""
+        """A whole number within its range, or `default`."""
         value = self.raw(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.broken(name, f"is {value!r}, not a whole number above zero")
+        if not _is_whole(value) or not RANGES[name].holds(value):
+            raise self.broken(name, f"is {brief(value)}, not a whole number {RANGES[name]}")
         return value
 
     def number(self, name: str) -> float:
-        """A finite number that must be there."""
+        """A number within its range that must be there."""
         value = self.number_or(name, None)
         if value is None:
             raise self.broken(name, "is missing")
         return value
 
     def number_or(self, name: str, default: T) -> float | T:
-        """A finite number, or `default`."""
+        """A number within its range, or `default`."""
         value = self.raw(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.broken(name, f"is {value!r}, not a number")
+        if not (_is_whole(value) or isinstance(value, float)) or not RANGES[name].holds(value):
+            raise self.broken(name, f"is {brief(value)}, not a number {RANGES[name]}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -78,7 +84,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.broken(name, f"is {value!r}, not true or false")
+            raise self.broken(name, f"is {brief(value)}, not true or false")
         return value
 
     def text_or(self, name: str, default: str) -> str:
@@ -86,16 +92,22 @@ class Fields:
         value = self.raw(name)
         if value is None:
             return default
-        if not isinstance(value, str):
-            raise self.broken(name, f"is {value!r}, not a string")
+        if not isinstance(value, str) or len(value) > MAX_TEXT_CHARS:
+            raise self.broken(
+                name, f"is {brief(value)}, not a string of at most {MAX_TEXT_CHARS:,} characters"
+            )
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Token ids, written as one number or a list of numbers; empty when absent."""
         value = self.raw(name)
         values = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in values):
-            raise self.broken(name, f"is {value!r}, not a token id or a list of them")
+        if len(values) > MAX_TOKEN_IDS or not all(
+            _is_whole(item) and RANGES[name].holds(item) for item in values
+        ):
+            raise self.broken(
+                name, f"is {brief(value)}, not a token id {RANGES[name]} or a list of at most {MAX_TOKEN_IDS}"
+            )
         return tuple(values)
 
     def broken(self, name: str, problem: str) -> BrokenModel:
@@ -103,10 +115,14 @@ class Fields:
         return BrokenModel(f"The field {self._prefix}{name} in {self.path} {problem}", REPULL)
 
 
-def read_fields(path: Path) -> Fields:
-    """Read a JSON object from a file. Raises `BrokenModel` when it is missing or not one."""
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def read_fields(path: Path, limit_bytes: int = MAX_CONFIG_BYTES) -> Fields:
+    """Read a JSON object from a file. Raises `BrokenModel` when it is missing, too large, or not one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path, limit_bytes)
     except FileNotFoundError as error:
         raise BrokenModel(f"{path} is missing", REPULL) from error
     except (OSError, ValueError) as error:
@@ -114,3 +130,11 @@ def read_fields(path: Path) -> Fields:
     if not isinstance(data, dict):
         raise BrokenModel(f"{path} does not hold a JSON object", REPULL)
     return Fields(path, data)
+
+
+def read_text(path: Path, limit_bytes: int = MAX_CONFIG_BYTES) -> str:
+    """The text in a file. Raises `BrokenModel` when it cannot be read, is too large, or is not UTF-8."""
+    try:
+        return read_bounded(path, limit_bytes).decode()
+    except (OSError, ValueError) as error:
+        raise BrokenModel(f"{path} cannot be read: {error}", REPULL) from error

@@ -14,9 +14,13 @@ import torch
 from gguf import GGUFReader, ReaderTensor, dequantize
 
 from swarm.errors import BrokenModel, UnsupportedModel, UsageError
+from swarm.model.config import ModelConfig, read_config
+from swarm.model.fields import brief
 from swarm.model.files import StageProgress, ignore_progress, write_json
+from swarm.model.gguf_header import check_gguf_header
 from swarm.model.gguf_tokenizer import Metadata, write_tokenizer
 from swarm.model.safetensors_file import write_safetensors
+from swarm.model.weights import block_tensors, head_tensors
 
 Number: TypeAlias = Any  # an int in one file is a float in another; both are what the field means
 
@@ -81,6 +85,7 @@ def convert_gguf(
     write_json(directory / "config.json", _config(source, dtype))
     write_json(directory / "generation_config.json", _token_ids(source.metadata) | {"do_sample": False})
     shapes = {name: _shape(tensor) for name, tensor in source.tensors.items()}
+    _check_shapes(path, read_config(directory), shapes)
     tensors = _convert_tensors(source, on_progress)
     write_safetensors(directory / "model.safetensors", shapes, dtype, tensors)
 
@@ -89,9 +94,10 @@ def _open(path: Path) -> _Source:
     if not path.is_file():
         raise UsageError(f"There is no file {path}", "Give the path of a GGUF file.")
     try:
+        check_gguf_header(path)
         reader = GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
-    except (ValueError, LookupError, OSError, OverflowError, TypeError) as error:
+    except (ValueError, LookupError, OSError, ArithmeticError, TypeError) as error:
         raise BrokenModel(f"{path} is truncated or not a GGUF file: {error}", _TAKE_ANOTHER) from error
     _refuse_unsupported(path, metadata)
     architecture = str(metadata["general.architecture"])
@@ -101,13 +107,13 @@ def _open(path: Path) -> _Source:
 
 def _refuse_unsupported(path: Path, metadata: Metadata) -> None:
     architecture = metadata.get("general.architecture")
-    if architecture not in _CLASSES:
+    if not isinstance(architecture, str) or architecture not in _CLASSES:
         raise UnsupportedModel(
-            f"{path} has the architecture {architecture!r}", f"Supported are: {', '.join(_CLASSES)}."
+            f"{path} has the architecture {brief(architecture)}", f"Supported are: {', '.join(_CLASSES)}."
         )
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     for found, what in (
-        (scaling != "none", f"rotary scaling of type {scaling!r}"),
+        (scaling != "none", f"rotary scaling of type {brief(scaling)}"),
         (metadata.get(f"{architecture}.attention.sliding_window"), "a sliding window"),
         (metadata.get(f"{architecture}.expert_count"), "a mixture of experts"),
     ):
@@ -133,6 +139,20 @@ def _hugging_face_name(path: Path, architecture: str, name: str) -> str:
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
     return tuple(int(size) for size in reversed(tensor.shape))  # GGUF has the fastest axis first
+
+
+def _check_shapes(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `BrokenModel` unless the tensors are those of the config, before one is converted."""
+    wanted = head_tensors(config)
+    for block in range(config.num_blocks):
+        wanted |= block_tensors(config, block)
+    for name in wanted.keys() | found.keys():
+        if wanted.get(name) != found.get(name):
+            raise BrokenModel(
+                f"{path}: the tensor {name} has the shape {found.get(name)} "
+                f"where the fields ask for {wanted.get(name)}",
+                _TAKE_ANOTHER,
+            )
 
 
 def _convert_tensors(source: _Source, on_progress: StageProgress) -> Iterator[tuple[str, torch.Tensor]]:
@@ -183,6 +203,8 @@ def _token_ids(metadata: Metadata) -> dict[str, Any]:
 
 def _config(source: _Source, dtype: torch.dtype) -> dict[str, Any]:
     heads, hidden = source.number("attention.head_count"), source.number("embedding_length")
+    if not heads:
+        raise BrokenModel(f"{source.path} claims to have no attention heads", _TAKE_ANOTHER)
     if "model.embed_tokens.weight" not in source.tensors:
         raise BrokenModel(f"{source.path}: the tensor token_embd.weight is missing", _TAKE_ANOTHER)
     return {

@@ -35,7 +35,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
     try:
         named = _named_tokens(metadata)
         tokenizer = _build(metadata, named)
-    except (LookupError, ValueError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:  # also other types
         raise BrokenModel(
             f"The tokenizer in the GGUF file is incomplete: {error}",
             "Download the file again, or take another.",
@@ -43,7 +43,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     write_json(directory / "tokenizer_config.json", _config(tokenizer, named))
     write_json(directory / "special_tokens_map.json", named)
-    if template := metadata.get("tokenizer.chat_template"):
+    if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 

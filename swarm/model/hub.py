@@ -5,13 +5,13 @@ The files stay in the hub's own cache, which other programs share and `HF_HOME`,
 pickles and code are not even downloaded. huggingface-hub is imported when a model is fetched.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.errors import DownloadFailed, SwarmError, UnsupportedModel
+from swarm.errors import BrokenModel, DownloadFailed, SwarmError, UnsupportedModel
+from swarm.model.checkpoint import shard_files
 from swarm.model.files import StageProgress
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def fetch_from_hub(model: HubModel, directory: Path, on_progress: StageProgress)
 
 def _shards_are_whole(snapshot: Path) -> bool:
     try:
-        index = json.loads((snapshot / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        return all((snapshot / shard).exists() for shard in index["weight_map"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        shards = shard_files(snapshot)
+    except BrokenModel:
         return False
+    return shards is not None and all((snapshot / shard).exists() for shard in shards.values())
 
 
 def _need(found: bool, model: HubModel, what: str) -> None:

@@ -2,34 +2,53 @@
 
 Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat templates of a
 Hugging Face directory; transformers itself is not needed. A conversation is encoded without adding
-special tokens, because its template has written them.
+special tokens, because its template has written them. Templates run in a process of their own, and so does
+encoding where it may take more than its text deserves.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from swarm.errors import BrokenModel, RequestError
-from swarm.model.chat_template import ChatTemplate, Json, Message
+from swarm.errors import BrokenModel, RequestError, UnsupportedModel
+from swarm.model.chat_template import Json, Message, plain
+from swarm.model.confined import Confined, Limits
+from swarm.model.fields import MAX_CONFIG_BYTES, read_text
+from swarm.model.tokenizer_check import encodes_plainly, for_decoding, why_not_decodable
+from swarm.model.tokenizer_file import PULL_AGAIN, is_the_librarys, load_backend, read_tokenizer_file
+from swarm.security.foreign import read_json
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_PULL_AGAIN = "Pull the model again, or point to a complete directory."
+MAX_TEMPLATES = 16
+MAX_TEMPLATE_BYTES = 2**20
+# A chat of 8 MB is rendered in a tenth of that time. The memory is that of its text, some ten times over.
+_TEMPLATE_LIMITS = Limits(cpu_s=10, memory_bytes=2**30, wall_s=60.0, answer_bytes=2**27)
+_TOKENIZER_LIMITS = Limits(cpu_s=30, memory_bytes=2**31, wall_s=120.0, answer_bytes=2**27)
 
 
 class Tokenizer:
     """A tokenizer with its chat templates by name; ``default`` is the one for plain chats."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, named_tokens: Mapping[str, str], templates: Mapping[str, str]
+        self,
+        backend: tokenizers.Tokenizer,
+        named_tokens: Mapping[str, str],
+        templates: Mapping[str, str],
+        encoder: Confined | None = None,
     ) -> None:
+        """With an `encoder`, `backend` only decodes."""
         self._backend = backend
+        self._encoder = encoder
         self._named_tokens = dict(named_tokens)
         self._sources = dict(templates)
-        self._templates: dict[str, ChatTemplate] = {}  # compiled at first use
+        self._templates = {
+            name: Confined("The model's chat template", "template", {"source": source}, _TEMPLATE_LIMITS)
+            for name, source in self._sources.items()
+        }
 
     @property
     def vocab_size(self) -> int:
@@ -67,19 +86,24 @@ class Tokenizer:
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises `RequestError` when it is not valid Unicode."""
+        """Token ids of `text`. Raises `RequestError` when it is not valid Unicode, or takes too long."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"The text has half a surrogate pair at character {error.start}", "Send valid Unicode text."
             ) from error
-        # the batch call gives the same ids, and lets other threads run meanwhile
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        if self._encoder is not None:
+            ids: list[int] = self._encoder.ask({"text": text, "special": add_special_tokens})
+            return ids
+        with _library_errors("text"):
+            # the batch call gives the same ids, and lets other threads run meanwhile
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids that are no token nothing."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        with _library_errors("reply"):
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
         """The id of exactly this token, or None."""
@@ -100,62 +124,74 @@ class Tokenizer:
     ) -> str:
         """The conversation as the text the model was trained on. `variables` go to the template.
 
-        Raises `RequestError` when the model has no chat template or the template refuses the
-        messages, `EmptyPrompt` when there are none.
+        Raises `RequestError` when the model has no chat template, or the template refuses the
+        messages or takes too long or too much memory; `EmptyPrompt` when there are none.
         """
-        return self._template(with_tools=tools is not None).render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            variables=self._named_tokens | variables,
-        )
+        question = {
+            "messages": plain(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": plain(tools),
+            "variables": plain(self._named_tokens | variables),
+        }
+        text: str = self._template(with_tools=tools is not None).ask(question)
+        return text
 
     def encode_chat(self, messages: Sequence[Message], **options: Json) -> list[int]:
         """Token ids of `render_chat(messages, **options)`."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
-    def _template(self, *, with_tools: bool) -> ChatTemplate:
+    def _template(self, *, with_tools: bool) -> Confined:
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             raise RequestError(
                 "The model has no chat template" + (f" named {name!r}" if self._sources else ""),
                 "Use plain completion (swarm generate --raw), or a model that was tuned for chat.",
             )
-        if name not in self._templates:
-            self._templates[name] = ChatTemplate(self._sources[name])
         return self._templates[name]
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """Read the tokenizer of a Hugging Face directory. Raises `BrokenModel` naming the file at fault."""
-    backend = _load_backend(directory / "tokenizer.json")
-    config = _read_json(directory / "tokenizer_config.json")
-    return Tokenizer(backend, _named_tokens(directory, config), _chat_templates(directory, config))
-
-
-def _load_backend(path: Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
-        raise BrokenModel(f"{path} is missing", _PULL_AGAIN)
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turn whatever the library raises into a `RequestError`."""
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower than Exception
-        raise BrokenModel(f"{path} is not a tokenizer: {error}", _PULL_AGAIN) from error
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
+        yield
+    except BaseException as error:
+        if not is_the_librarys(error):
+            raise
+        raise RequestError(
+            f"The model's tokenizer fails on this {what}: {error}", "Send another text."
+        ) from error
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Read the tokenizer of a Hugging Face directory. Raises `BrokenModel` naming the file at fault.
+
+    Raises `UnsupportedModel` when replies cannot be decoded with it in bounded time and memory.
+    """
+    path = directory / "tokenizer.json"
+    content = read_tokenizer_file(path)
+    if problem := why_not_decodable(content):
+        raise UnsupportedModel(f"{path} cannot be used: {problem}")
+    config = _read_json(directory / "tokenizer_config.json")
+    named, templates = _named_tokens(directory, config), _chat_templates(directory, config)
+    if encodes_plainly(content):
+        return Tokenizer(load_backend(content, path), named, templates)
+    setup = {"content": content, "path": str(path)}
+    encoder = Confined("The model's tokenizer", "tokenizer", setup, _TOKENIZER_LIMITS)
+    return Tokenizer(load_backend(for_decoding(content), path), named, templates, encoder)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty when there is no such file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path, MAX_CONFIG_BYTES)
     except FileNotFoundError:
         return {}
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise BrokenModel(f"{path} is not JSON: {error}", _PULL_AGAIN) from error
+    except (OSError, ValueError) as error:
+        raise BrokenModel(f"{path} is not JSON: {error}", PULL_AGAIN) from error
     if not isinstance(value, dict):
-        raise BrokenModel(f"{path} is not a JSON object", _PULL_AGAIN)
+        raise BrokenModel(f"{path} is not a JSON object", PULL_AGAIN)
     return value
 
 
@@ -173,18 +209,28 @@ def _named_tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    files = {path.stem: path for path in (directory / "additional_chat_templates").glob("*.jinja")}
-    if (directory / "chat_template.jinja").is_file():
+    paths = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if len(paths) > MAX_TEMPLATES:
+        raise BrokenModel(f"{directory} has more than {MAX_TEMPLATES} chat templates", PULL_AGAIN)
+    files = {path.stem: path for path in paths}
+    if (directory / "chat_template.jinja").exists():
         files["default"] = directory / "chat_template.jinja"
     if files:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    template = config.get("chat_template")
-    if isinstance(template, str):
-        return {"default": template}
-    try:
-        return {entry["name"]: entry["template"] for entry in template or []}
-    except (TypeError, KeyError) as error:
-        path = directory / "tokenizer_config.json"
-        raise BrokenModel(
-            f"{path}: chat_template is neither text nor named templates", _PULL_AGAIN
-        ) from error
+        return {name: read_text(path, MAX_TEMPLATE_BYTES) for name, path in files.items()}
+    match config.get("chat_template"):
+        case None:
+            return {}
+        case str(template):
+            return {"default": template}
+        case list(entries) if all(_is_named_template(entry) for entry in entries):
+            return {entry["name"]: entry["template"] for entry in entries}
+    path = directory / "tokenizer_config.json"
+    raise BrokenModel(f"{path}: chat_template is neither text nor named templates", PULL_AGAIN)
+
+
+def _is_named_template(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("template"), str)
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from swarm.errors import ManifestMismatch
 from swarm.model.checkpoint import Checkpoint, Shape
 from swarm.model.config import ModelConfig, read_config
-from swarm.model.fields import read_fields
+from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
 from swarm.model.layers import Projection, multiplies_natively
 from swarm.model.span import BlockWeights, SpanModel
@@ -167,14 +167,15 @@ def tokenizer_digests(directory: Path) -> dict[str, str]:
     """SHA-256 of the parts of the tokenizer that there are: what turns a chat into token ids."""
     parts: dict[str, object] = {}
     if (directory / "tokenizer.json").exists():
-        parts["tokenizer.json"] = read_fields(directory / "tokenizer.json").everything()
+        path = directory / "tokenizer.json"
+        parts["tokenizer.json"] = read_fields(path, MAX_TOKENIZER_BYTES).everything()
     if (directory / "tokenizer_config.json").exists():
         fields = read_fields(directory / "tokenizer_config.json")
         parts["chat_template"] = fields.raw("chat_template")
         parts["special_tokens"] = {name: _content(fields.raw(name)) for name in _SPECIAL_TOKENS}
     template = directory / "chat_template.jinja"
     if template.exists():
-        parts["chat_template"] = template.read_text(encoding="utf-8")
+        parts["chat_template"] = read_text(template)
     return {
         name: hashlib.sha256(json.dumps(part, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         for name, part in parts.items()
@@ -217,6 +218,8 @@ class _Loader:
     def stack(self, names: list[str], shapes: dict[str, Shape]) -> Tensor:
         """Several tensors on top of each other in one."""
         rows = [shapes[name][0] for name in names]
+        for name in names:  # before there is memory for it
+            self._checkpoint.info(name, shapes[name])
         stacked = torch.empty(sum(rows), *shapes[names[0]][1:], dtype=self._dtype)
         for name, part in zip(names, torch.split(stacked, rows), strict=True):
             self._checkpoint.read_into(name, part, self._manifest)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swarm.errors import BrokenModel
+from swarm.security.foreign import parse_json, read_bounded
 from swarm.values import ModelDigest
 
 MANIFEST_FILE = "swarm-manifest.json"
 FORMAT = 1
+MAX_MANIFEST_BYTES = 2**25  # 10,000 blocks of 14 tensors, each with its name and digest, take 18 MB
 _DOMAIN = b"swarm manifest 1\n"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REBUILD = f"Delete {MANIFEST_FILE} and build it again with `swarm model manifest`."
@@ -63,7 +65,7 @@ class Manifest:
 def parse_manifest(text: str, source: str = MANIFEST_FILE) -> Manifest:
     """Read a manifest from JSON. Raises `BrokenModel`, naming `source`, for anything else."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise BrokenModel(f"{source} is not JSON: {error}", _REBUILD) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -104,10 +106,10 @@ def load_manifest(directory: Path) -> Manifest | None:
     """The manifest kept in a model directory, or None. Raises `BrokenModel` for a damaged one."""
     path = directory / MANIFEST_FILE
     try:
-        return parse_manifest(path.read_text(encoding="utf-8"), str(path))
+        return parse_manifest(read_bounded(path, MAX_MANIFEST_BYTES).decode(), str(path))
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BrokenModel(f"{path} cannot be read: {error}", _REBUILD) from error
 
 

@@ -38,6 +38,9 @@ HOSTILE = """# <img src=x onerror=alert(1)>
 """
 
 
+BEGUN_AND_KEPT = "() => JSON.parse(localStorage.getItem('swarm.conversations'))?.[0]?.messages?.[1]?.content"
+
+
 @pytest.fixture
 def chromium():
     if not shutil.which("chromium"):
@@ -180,7 +183,7 @@ async def test_a_reply_of_a_closed_tab_is_read_to_its_end_when_it_is_opened_agai
     async with serve(cost_s=0.01) as served, browse(served.url, {"max_tokens": 120}) as page:
         await ask(page, "Hello")
         await page.wait_for_selector(".message.streaming")
-        await page.wait_for_timeout(1500)  # the page keeps what has come about once a second
+        await page.wait_for_function(BEGUN_AND_KEPT)  # the page keeps what has come about once a second
         await page.goto("about:blank")
         await eventually(lambda: served.sessions == 0)
         await page.goto(served.url)

@@ -272,7 +272,7 @@ def test_sigterm_puts_away_what_is_in_use(tmp_path):
         "def run(arguments):\n"
         "    try:\n"
         "        print('ready', flush=True)\n"
-        "        time.sleep(60)\n"
+        "        time.sleep(3600)\n"
         "    finally:\n"
         f"        Path({str(tmp_path / 'put-away')!r}).touch()\n"
         "cli.run = run\n"
@@ -282,7 +282,7 @@ def test_sigterm_puts_away_what_is_in_use(tmp_path):
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGTERM)
     process.stdout.close()
-    assert process.wait(timeout=10) == 143
+    assert process.wait(timeout=100) == 143
     assert (tmp_path / "put-away").exists()
 
 

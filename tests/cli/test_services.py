@@ -22,8 +22,6 @@ from swarm.wire.records import PeerRecord
 LOST = "The network daemon p2pd died 8 times in a row"
 JOIN = f"/ip4/127.0.0.1/tcp/1/p2p/{new_identity().peer_id}"
 
-pytestmark = pytest.mark.timeout(20)
-
 
 class Node(MemoryNetwork):
     """A node in memory in the place of libp2p's; with `lost` set it is lost for good."""
@@ -39,8 +37,8 @@ class Node(MemoryNetwork):
     @property
     def states(self) -> set[str]:
         """What the records of peers say that the network keeps."""
-        records = [record for kept in self._swarm._records.values() for _, record in kept.values()]
-        return {record.state for record in records if isinstance(record, PeerRecord)}
+        kept = [each.record for places in self._swarm._storage._keys.values() for each in places.values()]
+        return {record.state for record in kept if isinstance(record, PeerRecord)}
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +101,14 @@ def test_a_service_whose_node_is_lost_for_good_ends_with_the_error(serve, name):
         "program.follow_sleep",
     ],
 )
-def test_a_peer_of_which_a_part_has_failed_ends_with_its_error_and_says_that_it_leaves(
+def test_a_peer_of_which_a_part_fails_for_good_ends_with_its_error_and_says_that_it_leaves(
     serve, nodes, monkeypatch, part
 ):
     async def fail(*_) -> None:
         await asyncio.sleep(0.05)
         raise ZeroDivisionError("a bug")
 
+    monkeypatch.setattr("swarm.lifetime.RUN_AGAIN_AFTER_S", 0.01)
     monkeypatch.setattr(f"swarm.peer.{part}", fail)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         serve("peer")

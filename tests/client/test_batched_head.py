@@ -7,6 +7,7 @@ import torch
 
 from swarm.client.batched_head import MAX_ROWS, BatchedHead
 from swarm.model.compute import InlineCompute
+from swarm.testing.clock import run_virtual
 
 
 class CountingHead:
@@ -39,13 +40,16 @@ async def test_rows_that_wait_together_are_computed_together_and_each_gets_its_o
     assert head.passes == [10]
 
 
-async def test_a_row_that_comes_while_others_are_computed_joins_the_next_pass():
+def test_a_row_that_comes_while_others_are_computed_joins_the_next_pass():
+    async def run(head):
+        batched = BatchedHead(head, InlineCompute(0.01))
+        first = asyncio.create_task(batched.logits(rows(1)[0]))
+        await asyncio.sleep(0.002)
+        rest = [asyncio.create_task(batched.logits(row)) for row in rows(5)]
+        await asyncio.gather(first, *rest)
+
     head = CountingHead()
-    batched = BatchedHead(head, InlineCompute(0.01))
-    first = asyncio.create_task(batched.logits(rows(1)[0]))
-    await asyncio.sleep(0.002)
-    rest = [asyncio.create_task(batched.logits(row)) for row in rows(5)]
-    await asyncio.gather(first, *rest)
+    run_virtual(run(head))
     assert head.passes == [1, 5]
 
 
@@ -56,12 +60,16 @@ async def test_more_rows_than_fit_make_several_passes():
     assert head.passes == [MAX_ROWS, 3]
 
 
-async def test_one_who_gives_up_does_not_disturb_the_others():
-    batched = BatchedHead(CountingHead(), InlineCompute(0.01))
-    tasks = [asyncio.create_task(batched.logits(row)) for row in rows(3)]
-    await asyncio.sleep(0.001)
-    tasks[1].cancel()
-    await asyncio.wait(tasks)
+def test_one_who_gives_up_does_not_disturb_the_others():
+    async def run():
+        batched = BatchedHead(CountingHead(), InlineCompute(0.01))
+        tasks = [asyncio.create_task(batched.logits(row)) for row in rows(3)]
+        await asyncio.sleep(0.001)
+        tasks[1].cancel()
+        await asyncio.wait(tasks)
+        return tasks
+
+    tasks = run_virtual(run())
     assert [task.cancelled() for task in tasks] == [False, True, False]
     assert tasks[2].result()[1] == 2.0 * (4 + 5 + 6 + 7)
 

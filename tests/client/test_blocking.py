@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -57,9 +56,10 @@ def test_an_error_in_the_loop_is_raised_to_the_caller(open_blocking):
 
 
 def test_a_stream_that_is_interrupted_raises_just_that(open_blocking):
-    with open_blocking(asleep=True) as client:
+    def ask_and_interrupt(client):
         threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-        started_at = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):  # in the middle of opening a chain, which has to be undone
-            list(client.stream("Hello", **LIMITS))
-        assert time.monotonic() - started_at < 30
+        list(client.stream("Hello", **LIMITS))
+
+    # in the middle of opening a chain, which has to be undone
+    with open_blocking(asleep=True) as client, pytest.raises(KeyboardInterrupt):
+        ask_and_interrupt(client)

@@ -34,7 +34,7 @@ def test_sigterm_ends_a_demo_that_is_still_starting(mark, tiny, wait_s):
     with mark.start(*ask(tiny)) as demo:
         time.sleep(wait_s)
         demo.send_signal(signal.SIGTERM)
-        _, told = demo.communicate(timeout=30)
+        _, told = demo.communicate(timeout=100)
     assert demo.returncode in (143, -signal.SIGTERM)
     assert "Traceback" not in told
 
@@ -48,7 +48,7 @@ def test_a_demo_that_serves_takes_its_processes_with_it(mark, tiny, number, stat
         assert len(json.loads(demo.stdout.readline())["token_ids"]) <= 3
         assert len(mark.living()) >= 3  # itself, a bootstrap node and a peer
         demo.send_signal(number)
-        _, told = demo.communicate(timeout=30)
+        _, told = demo.communicate(timeout=100)
     assert demo.returncode == status
     assert "Traceback" not in told
     assert not os.listdir(mark.scratch) or number == signal.SIGKILL
@@ -56,6 +56,6 @@ def test_a_demo_that_serves_takes_its_processes_with_it(mark, tiny, number, stat
 
 def test_more_peers_than_blocks_are_refused(mark, tiny):
     with mark.start(*ask(tiny, "--peers", "7")) as demo:
-        printed, told = demo.communicate(timeout=30)
+        printed, told = demo.communicate(timeout=100)
     assert (demo.returncode, printed) == (2, "")
     assert told == "swarm: 7 peers cannot share 6 blocks. Use --peers 6 or fewer.\n"

@@ -43,7 +43,7 @@ class Live:
 
     def wait_for_no_sessions(self) -> None:
         """Return when the peer's own page says that it holds none; fail after a while."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while self._sessions() > 0:
             assert time.monotonic() < deadline, "the peer still holds a session"
             time.sleep(0.1)
@@ -148,10 +148,10 @@ def test_a_peer_outlives_random_bytes_and_frames_over_the_limit(live, command, b
 
 async def _answer_to(blob: bytes, network: Network, peer: PeerId) -> Fault | None:
     """The fault that a peer answers bytes with; None when it still waits for more of them."""
-    channel = await network.open_channel(peer, SESSION_PROTOCOL, 5.0)
+    channel = await network.open_channel(peer, SESSION_PROTOCOL, 30.0)
     try:
         channel._writer.write(blob)
-        async with asyncio.timeout(5.0 if len(blob) > 8 else 0.1):
+        async with asyncio.timeout(60.0 if len(blob) > 8 else 0.1):
             return (await channel.receive()).message
     except (TimeoutError, ChannelClosed):
         return None
@@ -180,7 +180,7 @@ def test_a_chat_that_waits_for_a_line_ends_by_a_signal(live, mark, number, statu
         process.stdout.read(1)
         time.sleep(1.0)
         process.send_signal(number)
-        assert process.wait(20) == status
+        assert process.wait(100) == status
     live.wait_for_no_sessions()
 
 

@@ -59,12 +59,18 @@ def test_a_sleep_that_is_known_already_is_not_told_again_and_the_next_one_is():
 
 
 def test_awake_the_clock_goes_on_like_the_monotonic_one():
-    before = boot_clock(), time.monotonic()
+    def read() -> tuple[float, float, float]:
+        return time.monotonic(), boot_clock(), time.monotonic()
+
+    before, began, after = read()
     time.sleep(0.02)
-    assert boot_clock() - before[0] == pytest.approx(time.monotonic() - before[1], abs=0.01)
+    earliest, ended, latest = read()
+    assert earliest - after - 0.001 <= ended - began <= latest - before + 0.001
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/uptime is Linux's")
 def test_the_clock_counts_sleep_as_the_uptime_of_the_system_does():
-    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    assert boot_clock() == pytest.approx(uptime_s, abs=1.0)
+    def uptime_s() -> float:
+        return float(Path("/proc/uptime").read_text().split()[0])
+
+    assert uptime_s() - 0.02 <= boot_clock() <= uptime_s() + 0.02  # it is told in hundredths

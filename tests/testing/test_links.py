@@ -46,6 +46,14 @@ async def round_trip(reader, writer, data=b"hello"):
     return time.monotonic() - started_at
 
 
+async def quickest(measure, enough_s):
+    """The shortest of several times, up to one that is short enough: a busy machine only adds to each."""
+    took_s = [await measure()]
+    while len(took_s) < 10 and min(took_s) >= enough_s:
+        took_s.append(await measure())
+    return min(took_s)
+
+
 async def is_silent(reader):
     try:
         async with asyncio.timeout(QUIET_S):
@@ -67,29 +75,34 @@ async def test_bytes_pass_both_ways_and_so_does_the_end():
 async def test_a_delay_counts_in_the_direction_it_was_set_for(direction):
     async with emulated() as emulator:
         reader, writer = await connect(emulator)
-        emulator.set_link(**{direction: Link(delay_s=0.1)})
-        assert 0.1 <= await round_trip(reader, writer) < 0.2
+        emulator.set_link(**{direction: Link(delay_s=0.5)})
+        assert 0.5 <= await quickest(lambda: round_trip(reader, writer), 1.0) < 1.0
         emulator.set_link()
-        assert await round_trip(reader, writer) < 0.1
+        assert await quickest(lambda: round_trip(reader, writer), 0.5) < 0.5
 
 
 async def test_delayed_bytes_travel_together_and_in_order():
     async with emulated() as emulator:
         reader, writer = await connect(emulator)
         emulator.set_link(to_peer=Link(delay_s=0.1, jitter_s=0.05))
-        started_at = time.monotonic()
-        for number in range(20):
-            writer.write(bytes([number]))
-            await asyncio.sleep(0.002)
-        assert await reader.readexactly(20) == bytes(range(20))
-        assert time.monotonic() - started_at < 0.4
+
+        async def travel():
+            started_at = time.monotonic()
+            for number in range(20):
+                writer.write(bytes([number]))
+                await asyncio.sleep(0.002)
+            assert await reader.readexactly(20) == bytes(range(20))
+            return time.monotonic() - started_at
+
+        assert await quickest(travel, 2.0) < 2.0  # one after the other they would take twenty times a tenth
 
 
 async def test_bandwidth_is_shared_out_by_the_byte():
     async with emulated() as emulator:
         reader, writer = await connect(emulator)
         emulator.set_link(to_peer=Link(rate_bytes_per_s=500_000))
-        assert 0.19 <= await round_trip(reader, writer, b"x" * 100_000) < 0.5
+        measure = lambda: round_trip(reader, writer, b"x" * 100_000)  # noqa: E731
+        assert 0.19 <= await quickest(measure, 1.0) < 1.0
 
 
 async def test_a_stall_holds_bytes_back_until_it_is_over():
@@ -146,5 +159,6 @@ async def test_closing_leaves_no_connection_and_no_task():
         assert emulator.connections == 1
     assert emulator.connections == 0
     writer.close()
-    await asyncio.sleep(0.05)
-    assert asyncio.all_tasks() == before
+    async with asyncio.timeout(60):
+        while asyncio.all_tasks() != before:  # noqa: ASYNC110 - the server's own tasks end in their own time
+            await asyncio.sleep(0.01)
