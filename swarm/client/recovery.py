@@ -20,7 +20,14 @@ from swarm.client.local import LOCAL, LocalBlocks
 from swarm.client.remote_hop import open_hop
 from swarm.client.router import Numerics, PlannedHop
 from swarm.client.routes import Routes
-from swarm.errors import NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError
+from swarm.errors import (
+    NetworkError,
+    NoRoute,
+    PeerUnreachable,
+    ProtocolError,
+    SessionRefused,
+    SwarmError,
+)
 from swarm.network.transport import Network
 from swarm.values import PeerId, Span
 from swarm.wire.messages import Role
@@ -143,7 +150,7 @@ class Recovery:
                     self.numerics = wanted
                 if _now() + delay_s > ends_at:
                     raise self.routes.explain(span, error) from error
-                self.on_wait(error)
+                self.on_wait(self.routes.explain(span, error))
             else:
                 self.settled = True
                 return hops
@@ -204,7 +211,7 @@ class Recovery:
                 # another process has taken the session over: this one goes on with one of its own
                 self.settings = replace(self.settings, session=new_session_id())
             else:
-                self.routes.lost(planned.peer, str(error))
+                self.routes.lost(planned.peer, str(error), unreached=isinstance(error, PeerUnreachable))
             raise
         self.routes.heard(planned.peer, hop.rtt_s)
         hop.rewind(held)  # what the peer did after our last certain knowledge is void

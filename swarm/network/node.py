@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import re
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,11 +32,13 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
 from swarm.errors import ClockSkew, InvalidRecord, NetworkError, PeerUnreachable
-from swarm.network.addresses import JoinAddress
+from swarm.network.addresses import Endpoint, JoinAddress
 from swarm.network.admission import Entry, keys_of, open_entry, supersedes
 from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
 from swarm.network.knock import Doors
+from swarm.network.reachability import locate
+from swarm.security.identity import new_identity
 from swarm.values import PeerId
 from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 
@@ -87,6 +90,8 @@ class Node:
         self._dht = dht
         self._lifetime = contextlib.AsyncExitStack()
         self._opening: set[asyncio.Task[Any]] = set()
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        p2p.doors.locate = self._locate
 
     @classmethod
     async def start(cls, daemon: Daemon, memory: Memory, client: bool) -> "Node":
@@ -154,9 +159,56 @@ class Node:
         """The nodes of the routing table."""
         return tuple(PeerId(peer.to_base58()) for peer in self._dht.protocol.routing_table.peer_id_to_uid)
 
-    async def ping(self, peer: PeerId) -> None:
-        """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
-        await self._dht.protocol.call_ping(PeerID.from_base58(peer))
+    async def ping(self, peer: PeerId, timeout_s: float = _RPC_TIMEOUT_S) -> bool:
+        """Ask a node for a sign of life; one that gives none is disconnected and leaves the routing table."""
+        asked_at, answer = _now(), None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                answer = await self._dht.protocol.call_ping(PeerID.from_base58(peer))
+        if answer is None:
+            self._forget(peer)
+            await self.hang_up(peer, _now() - asked_at)
+        return answer is not None
+
+    async def is_alive(self, peer: PeerId, timeout_s: float) -> bool:
+        """Whether a peer is connected and answers."""
+        return await _is_connected(self._control, peer) and await self.ping(peer, timeout_s)
+
+    def _forget(self, peer: PeerId) -> None:
+        table = self._dht.protocol.routing_table
+        place = table.get(peer_id=PeerID.from_base58(peer))
+        if place is not None:
+            del table[place]
+
+    async def hang_up(self, peer: PeerId, silent_s: float) -> None:
+        """Close the connection to a peer, so that it is dialled anew; not when one of its channels has
+        heard the peer within that time."""
+        channels = [channel for channel in self._channels if channel.peer == peer]
+        if any(_now() - channel.heard_at < silent_s for channel in channels):
+            return
+        with contextlib.suppress(*_FAILURES):  # there is none, or p2pd has just ended
+            await self._control.disconnect(PeerID.from_base58(peer))
+
+    async def connections(self) -> dict[PeerId, str]:
+        """Whom this node is connected to, and the multiaddress of the other end."""
+        response = await _ask(self._control, p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        return {
+            PeerId(PeerID(info.id).to_base58()): (readable(info.addrs[0]) if info.addrs else None) or ""
+            for info in response.peers
+        }
+
+    async def whose_key(self, endpoint: Endpoint) -> PeerId | None:
+        """Whose node answers at an endpoint; None when none does. Raises `NetworkError`.
+
+        libp2p is asked to dial somebody that cannot be there, and says whose key it met instead.
+        """
+        decoy = new_identity().peer_id
+        try:
+            await self._control.connect(PeerID.from_base58(decoy), [Multiaddr(str(endpoint))])
+        except _FAILURES as error:
+            met = re.search(r"remote key matches (\w+)", str(error))
+            return PeerId(met[1]) if met else None
+        return None
 
     async def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer can be reached, as far as libp2p knows; empty when it does not."""
@@ -164,8 +216,8 @@ class Node:
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
-        await self._p2p.doors.check(peer, may_search=True)
-        opening = asyncio.create_task(self._open_stream(peer, protocol))
+        routes = await self._p2p.doors.find(peer)
+        opening = asyncio.create_task(self._open_stream(peer, protocol, routes))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
         try:
@@ -174,9 +226,24 @@ class Node:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
-        return Channel(peer, reader, writer)
+        return self._channel(peer, reader, writer)
 
-    async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[Reader, Writer]:
+    def _channel(self, peer: PeerId, reader: Reader, writer: Writer, came_from: str = "") -> Channel:
+        channel = Channel(peer, reader, writer, came_from)
+        self._channels.add(channel)
+        return channel
+
+    async def _locate(self, peer: PeerId) -> tuple[str, ...]:
+        """Where neighbors say that a peer is now; only those that this node is connected to are asked."""
+        connected = await self.connections()
+        neighbors = [neighbor for neighbor in self.neighbors() if neighbor in connected]
+        return await locate(self, neighbors, peer)
+
+    async def _open_stream(
+        self, peer: PeerId, protocol: str, routes: tuple[str, ...]
+    ) -> tuple[Reader, Writer]:
+        if routes:
+            await self._control.connect(PeerID.from_base58(peer), [Multiaddr(route) for route in routes])
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
         await self._p2p.doors.met(peer)
         return reader, writer
@@ -185,7 +252,8 @@ class Node:
         """Answer streams of a protocol. Raises `NetworkError`."""
 
         async def on_stream(info: StreamInfo, reader: Reader, writer: Writer) -> None:
-            await on_channel(Channel(PeerId(info.peer_id.to_base58()), reader, writer))
+            peer = PeerId(info.peer_id.to_base58())
+            await on_channel(self._channel(peer, reader, writer, str(info.addr)))
 
         with _translated(NetworkError, "The network daemon p2pd does not answer"):
             await self._control.stream_handler(protocol, on_stream)
@@ -291,6 +359,10 @@ def _clock_skew(address: JoinAddress) -> ClockSkew:
         f"The clocks of this machine and of {address} differ by more than {MAX_CLOCK_SKEW_S:.0f} s",
         "Let the operating system set the time (on Linux: timedatectl set-ntp true) and try again.",
     )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _unix(path: Path) -> Multiaddr:

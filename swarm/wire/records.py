@@ -21,6 +21,7 @@ MAX_CLOCK_SKEW_S = 3.0
 MAX_NAME_CHARS = 64
 
 State = Literal["joining", "online", "draining"]
+Reachable = Literal["direct", "relayed", "no"]
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
@@ -47,7 +48,7 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     queue_depth: int
     sessions_resumed: int = 0  # since it started: taken up here after a loss or a leave
     rtt_ms: dict[str, float] = {}  # to a few other peers
-    relayed: bool = False  # reached through a relay, not directly
+    reachable: Reachable = "direct"  # whether others can dial it, and how
     on_battery: bool = False
     started_at: float = 0.0
     wire_version: int
@@ -57,6 +58,11 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     @property
     def span(self) -> Span:
         return Span(self.start, self.end)
+
+    @property
+    def relayed(self) -> bool:
+        """Reached through a relay, not directly."""
+        return self.reachable == "relayed"
 
     @property
     def peer_id(self) -> PeerId:
@@ -150,8 +156,8 @@ class Snapshot:
     taken_at: float
 
     def online(self) -> tuple[PeerRecord, ...]:
-        """Peers that take sessions."""
-        return tuple(record for record in self.peers if record.state == "online")
+        """Peers that take sessions and that others can dial."""
+        return tuple(record for record in self.peers if record.state == "online" and record.reachable != "no")
 
     def coverage(self) -> list[int]:
         """How many online peers host each block."""

@@ -352,7 +352,7 @@ async def test_nothing_that_others_say_ends_a_node(start: Start, monkeypatch: py
     client = await start(join=server.addresses)
     asked = asyncio.Event()
 
-    async def confused(node: Node, peer: str) -> None:
+    async def confused(node: Node, peer: str, timeout_s: float) -> bool:
         asked.set()
         raise ValueError("what a stranger said makes no sense")
 
