@@ -111,6 +111,8 @@ class Recovery:
         held = {(hop.planned.peer, hop.planned.span.start): hop.position for hop in lost}
         for hop in lost:
             await hop.drop()
+            if hop.lost is not None and hop.lost.silent_s is not None:  # its connection may be dead, too
+                await self.network.hang_up(hop.planned.peer, hop.lost.silent_s)
         return await self._cover(Span(lost[0].planned.span.start, lost[-1].planned.span.end), held)
 
     async def open_beside(self, hop: Hop, role: Role) -> list[Hop]:

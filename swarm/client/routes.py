@@ -31,7 +31,7 @@ OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
 DEFAULT_NUMERICS = Numerics("fp32", "none")
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 0.5
 
 
 @dataclass(slots=True)

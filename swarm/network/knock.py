@@ -19,7 +19,7 @@ from swarm.values import PeerId
 from swarm.wire.records import MAX_CLOCK_SKEW_S, PeerRecord
 
 TIMEOUT_S = 2.5
-RELAYED_TIMEOUT_S = 0.5  # for a direct way, when there is one through a relay
+RELAYED_TIMEOUT_S = 0.3  # for a direct way, when there is one through a relay
 AGAIN_EVERY_S = 0.5  # a first packet lost with a link that just comes back is repeated by TCP too late
 GREETING = b"\x13/multistream/1.0.0\n"  # multistream-select: whoever listens speaks first
 LEARN_EVERY_S = 60.0
@@ -39,6 +39,7 @@ class _Door:
     started_at: float | None = None  # as the peer says
     silent_since: float | None = None
     has_moved: bool = False
+    is_relayed: bool = False
 
 
 class Doors:
@@ -92,10 +93,11 @@ class Doors:
         known = door.endpoints if door is not None else ()
         tries = [self._ask_where(peer), *([_knock_known(known)] if known else [])]
         found, reason = await _first_way(tries)
-        if found is not None or door is None or not known:
-            if door is not None:
-                door.silent_since, door.has_moved = None, False
+        if door is None or (found is None and not known and not door.is_relayed):
             return found or ()
+        if found is not None:
+            door.silent_since, door.has_moved = None, False
+            return found
         if door.has_moved or silent_s > SEARCH_EVERY_S:
             door.silent_since, door.has_moved = self._now(), False
             return ()
@@ -139,7 +141,10 @@ class Doors:
         can_knock = len(tcp) == len(endpoints) <= MOST_ENDPOINTS
         self._doors.pop(peer, None)
         self._doors[peer] = _Door(
-            tcp if can_knock else (), self._now(), started_at=door.started_at if door else None
+            tcp if can_knock else (),
+            self._now(),
+            started_at=door.started_at if door else None,
+            is_relayed=any(address and "/p2p-circuit" in address for address in addresses),
         )
         while len(self._doors) > MOST_DOORS:
             del self._doors[next(iter(self._doors))]

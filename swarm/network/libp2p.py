@@ -129,10 +129,11 @@ class Libp2pNetwork:
         self._watch = Watch(
             WatchHooks(
                 node=self._running_node,
-                join=self._joins,
+                return_to=self._return_to,
                 restart=lambda: self._restart_with(self._options),
                 candidates=self._candidates,
                 configured=self._configured,
+                is_relayed=lambda: bool(self._options.relays),
                 saw=self._saw,
                 came_back=self._came_back,
             ),
@@ -141,7 +142,9 @@ class Libp2pNetwork:
             self._random,
         )
         if not config.client:
-            self._handlers[REACH_PROTOCOL] = ReachServer(lambda: self._node, config.relays_for_others)
+            self._handlers[REACH_PROTOCOL] = ReachServer(
+                self.peer_id, lambda: self._node, config.relays_for_others
+            )
 
     @classmethod
     async def start(cls, config: Libp2pConfig, identity: Identity) -> "Libp2pNetwork":
@@ -304,10 +307,15 @@ class Libp2pNetwork:
         )
 
     async def _join(
-        self, node: "Node", addresses: Iterable[JoinAddress], grace_s: float = _JOIN_GRACE_S
+        self,
+        node: "Node",
+        addresses: Iterable[JoinAddress],
+        grace_s: float = _JOIN_GRACE_S,
+        returning: bool = False,
     ) -> dict[JoinAddress, SwarmError]:
-        """Try all addresses at once; those that failed, and why."""
-        tries = {asyncio.create_task(_join_through(node, address)): address for address in addresses}
+        """Try all addresses at once; those that failed, and why. `returning`: after this node was cut off."""
+        meet = node.return_to if returning else node.join
+        tries = {asyncio.create_task(_join_through(meet, address)): address for address in addresses}
         waiting = set(tries)
         joined = False
         try:
@@ -383,16 +391,14 @@ class Libp2pNetwork:
             _log.warning("The network daemon p2pd could not be started again: %s", error)
             return
         try:
-            await self._join(node, self._candidates(), _REJOIN_GRACE_S)
+            await self._join(node, self._candidates(), grace_s=_REJOIN_GRACE_S)
         finally:
             self._up.set()  # not before: whom it has joined it can find
         await node.explore()
 
-    async def _joins(self, node: "Node", addresses: tuple[JoinAddress, ...]) -> bool:
-        if len(await self._join(node, addresses)) == len(addresses):
-            return False
-        await node.explore()
-        return True
+    async def _return_to(self, node: "Node", addresses: tuple[JoinAddress, ...]) -> bool:
+        refusals = await self._join(node, addresses, _REJOIN_GRACE_S, returning=True)
+        return len(refusals) < len(addresses)
 
     async def _saw(self, node: "Node", seen: list[KnownPeer]) -> None:
         """Neighbors answered: remember where, across restarts, too."""
@@ -404,11 +410,13 @@ class Libp2pNetwork:
             await asyncio.to_thread(save_peer_list, self._peer_list, self._configured, self._known)
 
 
-async def _join_through(node: "Node", address: JoinAddress) -> SwarmError | None:
+async def _join_through(
+    meet: Callable[[JoinAddress], Awaitable[None]], address: JoinAddress
+) -> SwarmError | None:
     """None when it worked, else why not."""
     try:
         async with asyncio.timeout(_JOIN_TIMEOUT_S):
-            await node.join(address)
+            await meet(address)
     except TimeoutError:
         return PeerUnreachable(f"{address} did not answer within {_JOIN_TIMEOUT_S:.0f} s")
     except (NetworkError, ClockSkew) as error:

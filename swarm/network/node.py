@@ -37,7 +37,7 @@ from swarm.network.admission import Entry, keys_of, open_entry, supersedes
 from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
 from swarm.network.knock import Doors
-from swarm.network.reachability import locate
+from swarm.network.reachability import locate, say_returned
 from swarm.security.identity import new_identity
 from swarm.values import PeerId
 from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
@@ -45,6 +45,8 @@ from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 _RPC_TIMEOUT_S = 3.0
 _FIND_PEER_TIMEOUT_S = 1.0
+_CIRCUIT = "/p2p-circuit"
+_P2P_CODE, _CIRCUIT_CODE = b"\xa5\x03", b"\xa2\x02"  # varints of the multiaddress table
 
 OnChannel = Callable[[Channel], Awaitable[None]]
 
@@ -140,7 +142,7 @@ class Node:
         peer = PeerID.from_base58(address.peer)
         with _translated(PeerUnreachable, f"{address} does not answer"):
             await self._p2p.doors.check_address(address)
-            await self._control.connect(peer, [Multiaddr(address.route)])
+            await self._control.connect(peer, [multiaddr(address.route)])
             try:
                 answered = await self._dht.protocol.call_ping(peer, validate=True, strict=True)
             except ValidationError as error:
@@ -150,6 +152,17 @@ class Node:
                 answered = await self._dht.protocol.call_ping(peer)
         if answered is None:
             raise PeerUnreachable(f"{address} answers, but it is not a node of a swarm, or not a serving one")
+
+    async def return_to(self, address: JoinAddress) -> None:
+        """Meet a node again after this one was cut off: what was left of before is closed at both ends.
+
+        Raises as `join`.
+        """
+        await self.hang_up(address.peer, 0.0)
+        await self.join(address)
+        if not await say_returned(self, address.peer):
+            await self.hang_up(address.peer, 0.0)
+            await self.join(address)
 
     async def explore(self) -> None:
         """Find the nodes nearest to this one, and be found by them (Kademlia, section 2.3)."""
@@ -188,6 +201,12 @@ class Node:
             return
         with contextlib.suppress(*_FAILURES):  # there is none, or p2pd has just ended
             await self._control.disconnect(PeerID.from_base58(peer))
+
+    async def count_connections(self, peer: PeerId) -> int:
+        """How many connections there are to a peer, dead ones included."""
+        response = await _ask(self._control, p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        wanted = PeerID.from_base58(peer).to_bytes()
+        return sum(info.id == wanted for info in response.peers)
 
     async def connections(self) -> dict[PeerId, str]:
         """Whom this node is connected to, and the multiaddress of the other end."""
@@ -243,7 +262,7 @@ class Node:
         self, peer: PeerId, protocol: str, routes: tuple[str, ...]
     ) -> tuple[Reader, Writer]:
         if routes:
-            await self._control.connect(PeerID.from_base58(peer), [Multiaddr(route) for route in routes])
+            await self._control.connect(PeerID.from_base58(peer), [multiaddr(route) for route in routes])
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
         await self._p2p.doors.met(peer)
         return reader, writer
@@ -331,6 +350,17 @@ async def _ask(control: ControlClient, request: p2pd_pb2.Request) -> p2pd_pb2.Re
             await write_pbmsg(writer, request)
             await read_pbmsg_safe(reader, response)
     return response
+
+
+def multiaddr(route: str) -> Multiaddr:
+    """A route as p2pd reads it: hivemind writes the id of a relay in a form that go-libp2p refuses."""
+    if not route.endswith(_CIRCUIT):
+        return Multiaddr(route)
+    direct, _, relay = route.removesuffix(_CIRCUIT).rpartition("/p2p/")
+    peer_id = PeerID.from_base58(relay).to_bytes()
+    return Multiaddr(
+        Multiaddr(direct).to_bytes() + _P2P_CODE + bytes([len(peer_id)]) + peer_id + _CIRCUIT_CODE
+    )
 
 
 def readable(raw: bytes) -> str | None:

@@ -28,7 +28,9 @@ from swarm.wire.reach import (
     DialedBack,
     Locate,
     Located,
+    Noted,
     ReachMessage,
+    Returned,
     decode_dialed_back,
     decode_located,
     decode_question,
@@ -52,8 +54,9 @@ class Lines(Protocol):
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel: ...
     async def whose_key(self, endpoint: Endpoint) -> PeerId | None: ...
-    async def is_alive(self, peer: PeerId, timeout_s: float) -> bool: ...
-    async def addresses_of(self, peer: PeerId) -> tuple[str, ...]: ...
+    async def count_connections(self, peer: PeerId) -> int: ...
+    async def hang_up(self, peer: PeerId, silent_s: float) -> None: ...
+    async def addresses(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,15 @@ async def locate(lines: Lines, neighbors: Sequence[PeerId], peer: PeerId) -> tup
     return ()
 
 
-async def _ask_where(lines: Lines, neighbor: PeerId, peer: PeerId) -> tuple[str, ...]:
-    data = await _ask(lines, neighbor, Locate(peer=peer), LOCATE_TIMEOUT_S)
+async def say_returned(lines: Lines, neighbor: PeerId) -> bool:
+    """Tell a neighbor that older connections are dead. False when it has closed them all: dial it anew."""
+    return await _ask(lines, neighbor, Returned(), ALIVE_TIMEOUT_S) is not None
+
+
+async def _ask_where(
+    lines: Lines, neighbor: PeerId, peer: PeerId, timeout_s: float = LOCATE_TIMEOUT_S
+) -> tuple[str, ...]:
+    data = await _ask(lines, neighbor, Locate(peer=peer), timeout_s)
     try:
         return decode_located(data).addresses if data is not None else ()
     except ProtocolError:
@@ -138,7 +148,8 @@ async def _ask(lines: Lines, neighbor: PeerId, question: ReachMessage, timeout_s
 class ReachServer:
     """Answers the questions of others. `lines` gives this node as it is now, restarts included."""
 
-    def __init__(self, lines: Callable[[], Lines | None], relays: bool) -> None:
+    def __init__(self, own: PeerId, lines: Callable[[], Lines | None], relays: bool) -> None:
+        self._own = own
         self._lines = lines
         self._relays = relays
         self._asking: Counter[PeerId] = Counter()
@@ -155,10 +166,13 @@ class ReachServer:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 question = decode_question(await channel.receive_frame(MAX_REACH_BYTES))
                 answer: ReachMessage | None
-                if isinstance(question, DialBack):
-                    answer = await self._dial_back(lines, channel, question.ports)
-                else:
-                    answer = await _answer_where(lines, PeerId(question.peer))
+                match question:
+                    case DialBack(ports=ports):
+                        answer = await self._dial_back(lines, channel, ports)
+                    case Locate(peer=wanted):
+                        answer = await self._where(lines, PeerId(wanted), peer)
+                    case _:
+                        answer = await _release(lines, peer)
                 if answer is not None:
                     await channel.send_frame(encode_reach(answer))
         except TimeoutError:
@@ -166,6 +180,17 @@ class ReachServer:
         finally:
             self._asking[peer] -= 1
             self._asking += Counter()  # keeps those that still ask, and no others
+
+    async def _where(self, lines: Lines, wanted: PeerId, asker: PeerId) -> Located:
+        """Of this node itself what it knows, of another what it says now; it is disconnected when silent."""
+        if wanted == self._own:
+            return Located(addresses=(await lines.addresses())[:MAX_ADDRESSES])
+        if wanted == asker or not is_peer_id(wanted) or not await lines.count_connections(wanted):
+            return Located()
+        addresses = await _ask_where(lines, wanted, wanted, ALIVE_TIMEOUT_S)
+        if not addresses:
+            await lines.hang_up(wanted, ALIVE_TIMEOUT_S)
+        return Located(addresses=addresses)
 
     async def _dial_back(self, lines: Lines, channel: Channel, ports: Sequence[int]) -> DialedBack | None:
         now = time.monotonic()
@@ -202,7 +227,9 @@ async def _answers_at(lines: Lines, endpoint: Endpoint, peer: PeerId) -> bool:
         return False
 
 
-async def _answer_where(lines: Lines, peer: PeerId) -> Located:
-    if not is_peer_id(peer) or not await lines.is_alive(peer, ALIVE_TIMEOUT_S):
-        return Located()
-    return Located(addresses=tuple((await lines.addresses_of(peer))[:MAX_ADDRESSES]))
+async def _release(lines: Lines, peer: PeerId) -> Noted | None:
+    """libp2p may go on using the dead one of two connections, and closes only all that it has to a peer."""
+    if await lines.count_connections(peer) <= 1:
+        return Noted()
+    await lines.hang_up(peer, 0.0)
+    return None

@@ -39,10 +39,11 @@ class WatchHooks:
     """What is used of network/libp2p."""
 
     node: Callable[[], Awaitable["Node"]]  # raises `NetworkError` when this node has left
-    join: Callable[["Node", tuple[JoinAddress, ...]], Awaitable[bool]]  # whether one of them answered
+    return_to: Callable[["Node", tuple[JoinAddress, ...]], Awaitable[bool]]  # whether one of them answered
     restart: Callable[[], Awaitable[None]]  # p2pd, which joins again
     candidates: Callable[[], tuple[JoinAddress, ...]]
     configured: tuple[JoinAddress, ...]
+    is_relayed: Callable[[], bool]
     saw: Callable[["Node", list[KnownPeer]], Awaitable[None]]
     came_back: Callable[[], None]
 
@@ -89,7 +90,7 @@ class Watch:
             await self._find_back()
         elif missing := self._missing(node):
             if _now() >= self._due:
-                await self._hooks.join(node, missing)
+                await self._hooks.return_to(node, missing)
                 self._due = _now() + self._backoff.delay_s(self._attempt, self._random.random())
                 self._attempt += 1
         else:
@@ -110,7 +111,12 @@ class Watch:
         known = set(node.neighbors())
         probed = [peer for peer in await node.connections() if peer in known][:MOST_PROBED]
         alive = await asyncio.gather(*(node.is_alive(peer, PROBE_TIMEOUT_S) for peer in probed))
-        if not any(alive) and self._hooks.candidates():
+        candidates = self._hooks.candidates()
+        if not any(alive) and candidates:
+            # Dead connections are told of before the new p2pd makes others: one that relays would close
+            # those, too, and with them what it has granted.
+            if await _anybody_there(candidates):
+                await self._hooks.return_to(node, candidates)
             await self._hooks.restart()
             if not (await self._hooks.node()).neighbors():
                 await self._find_back()
@@ -119,13 +125,19 @@ class Watch:
 
     async def _find_back(self) -> None:
         """Knock at everybody known until somebody answers, and join."""
-        told = False
+        told = has_moved = False
         while candidates := self._hooks.candidates():
             node = await self._hooks.node()
-            if await _anybody_there(candidates) and await self._hooks.join(node, candidates):
-                _log.info("Back in the swarm")
-                self._hooks.came_back()
-                return
+            if await _anybody_there(candidates):
+                is_back = await self._hooks.return_to(node, candidates)
+                # p2pd refuses to dial for a while what it could not reach, and never asks such a relay again
+                if not is_back or has_moved or self._hooks.is_relayed():
+                    await self._hooks.restart()
+                if is_back:
+                    _log.info("Back in the swarm")
+                    self._hooks.came_back()
+                    await (await self._hooks.node()).explore()
+                    return
             if node.neighbors():  # somebody has come to us
                 return
             if not told:
@@ -133,7 +145,7 @@ class Watch:
                 told = True
             if await _happens(self._moved, KNOCK_EVERY_S):
                 self._moved.clear()
-                await self._hooks.restart()
+                has_moved = True
 
     async def _ping_some(self, node: "Node") -> None:
         neighbors = list(node.neighbors())

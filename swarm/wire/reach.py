@@ -1,4 +1,4 @@
-"""The messages of the reach protocol: can you dial me, and where is that peer? As typed values and bytes.
+"""The messages of the reach protocol: can you dial me, where is that peer, I am back. As values and bytes.
 
 Pure. Each stream carries one question and one answer, each the header of a frame without a body. A node
 dials back only to the very address that it sees the question come from, so what is asked names ports,
@@ -39,7 +39,7 @@ class DialedBack(ReachMessage, tag="dialed_back", frozen=True, kw_only=True):
 
 
 class Locate(ReachMessage, tag="locate", frozen=True, kw_only=True):
-    """Is this peer connected to you and alive, and where does it listen?"""
+    """Is this peer you, or connected to you and alive, and where does it listen?"""
 
     peer: _Text
 
@@ -50,7 +50,15 @@ class Located(ReachMessage, tag="located", frozen=True, kw_only=True):
     addresses: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_ADDRESSES)] = ()  # multiaddresses
 
 
-Question = DialBack | Locate
+class Returned(ReachMessage, tag="returned", frozen=True, kw_only=True):
+    """I was cut off: whatever connection you have to me but this one is dead."""
+
+
+class Noted(ReachMessage, tag="noted", frozen=True, kw_only=True):
+    """There was no other. (If there was, all are closed instead, this one too, to be dialled anew.)"""
+
+
+Question = DialBack | Locate | Returned
 _Read = TypeVar("_Read")
 _encoder = msgspec.msgpack.Encoder()
 _question_decoder = msgspec.msgpack.Decoder(Question)

@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 
+from swarm.testing.tiny_models import TinyModel, write_tiny_model
+
 PORT = 31337
 START_S = 60
 
@@ -167,3 +169,14 @@ class Reply(Program):
     def goes_on_after(self, moment):
         """When the first piece came after that moment, in seconds since the start; None if none has."""
         return next((at for at, _ in self.events if at > moment), None)
+
+
+def write_endless_model(directory):
+    """A tiny model without an end of text, so that a reply is as long as a test wants it."""
+    write_tiny_model(directory, TinyModel(num_blocks=6, overrides={"max_position_embeddings": 16384}))
+    for name in ("config.json", "generation_config.json"):
+        path = directory / name
+        fields = json.loads(path.read_text())
+        fields.pop("eos_token_id", None)
+        path.write_text(json.dumps(fields))
+    return directory

@@ -28,7 +28,7 @@ from swarm.network.addresses import parse_join_address
 from swarm.network.channel import Channel
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
 from swarm.network.memory import Link
-from swarm.network.node import Node, readable
+from swarm.network.node import Node, multiaddr, readable
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.links import LinkEmulator
 from swarm.wire.messages import Ping
@@ -344,6 +344,15 @@ async def test_node_whose_daemon_cannot_be_started_at_once_tries_again(
 @pytest.mark.parametrize("raw", [b"\x36\x04a..b\x06\x00\x01", b"\xff\xff"])
 def test_an_address_that_hivemind_cannot_read_is_none(raw: bytes) -> None:
     assert readable(raw) is None
+
+
+def test_a_relayed_route_is_written_as_libp2p_reads_it() -> None:
+    relay = new_identity().peer_id
+    route = f"/ip4/192.0.2.1/tcp/1/p2p/{relay}/p2p-circuit"
+    raw = multiaddr(route).to_bytes()
+    assert raw.hex().startswith("04c0000201060001a503260024080112")  # the id as a multihash, no CID around it
+    assert readable(raw) == route
+    assert multiaddr("/ip4/192.0.2.1/tcp/1").to_bytes().hex() == "04c0000201060001"
 
 
 async def test_nothing_that_others_say_ends_a_node(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
