@@ -27,7 +27,14 @@ SEARCH_EVERY_S = 30.0
 MOST_DOORS = 1000
 MOST_ENDPOINTS = 8  # of one peer; whoever names more is not knocked at
 
-_Way = tuple[tuple[str, ...] | None, str]  # multiaddresses, () for those known already; None: why not
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a peer is reached: multiaddresses, none for those that p2pd knows already. Or why it is not."""
+
+    routes: tuple[str, ...] = ()
+    why_not: str = ""
+    is_told: bool = False  # neighbors say that it is there
 
 
 @dataclass(slots=True)
@@ -91,30 +98,36 @@ class Doors:
         door = self._doors.get(peer)
         silent_s = self._now() - door.silent_since if door and door.silent_since is not None else 0.0
         known = door.endpoints if door is not None else ()
-        tries = [self._ask_where(peer), *([_knock_known(known)] if known else [])]
-        found, reason = await _first_way(tries)
-        if door is None or (found is None and not known and not door.is_relayed):
-            return found or ()
-        if found is not None:
+        was_met = bool(known) or (door is not None and door.is_relayed)
+        tries = [self._ask_where(peer, was_met), *([_knock_known(known)] if known else [])]
+        ways = await _first_way(tries)
+        found = next((way for way in ways if not way.why_not), None)
+        if door is not None and found is not None:
             door.silent_since, door.has_moved = None, False
-            return found
-        if door.has_moved or silent_s > SEARCH_EVERY_S:
+        if found is not None or door is None or not was_met:
+            return found.routes if found is not None else ()
+        if (door.has_moved or silent_s > SEARCH_EVERY_S) and not any(way.is_told for way in ways):
             door.silent_since, door.has_moved = self._now(), False
             return ()
         door.silent_since = door.silent_since or self._now()
-        raise PeerUnreachable(f"Peer {peer} does not answer: {reason}")
+        raise PeerUnreachable(f"Peer {peer} does not answer: {ways[-1].why_not}")
 
-    async def _ask_where(self, peer: PeerId) -> _Way:
-        """The way that neighbors tell of, once somebody answers there."""
-        suffix = f"/p2p/{peer}"
-        addresses = await self.locate(peer) if self.locate is not None else ()
+    async def _ask_where(self, peer: PeerId, persistent: bool) -> _Way:
+        """The way that neighbors tell of, once somebody answers there. With `persistent` they are asked
+        again, in case that they meet it meanwhile."""
+        suffix, ends_at = f"/p2p/{peer}", _now() + TIMEOUT_S
+        while not (addresses := await self.locate(peer) if self.locate is not None else ()):
+            if not persistent or self.locate is None or _now() > ends_at:
+                return _Way(why_not="its neighbors do not know it")
+            await asyncio.sleep(AGAIN_EVERY_S)
         routes = tuple(address.removesuffix(suffix) for address in addresses if address.endswith(suffix))
         relayed = tuple(route for route in routes if route.endswith("/p2p-circuit"))
         endpoints = [endpoint for route in routes if (endpoint := endpoint_of(route)) is not None]
         tcp = [endpoint for endpoint in endpoints if endpoint.transport == "tcp"][:MOST_ENDPOINTS]
-        if tcp and await knock(tcp, TIMEOUT_S if not relayed else RELAYED_TIMEOUT_S) is None:
-            return routes, ""
-        return (relayed, "") if relayed else (None, "its neighbors do not know it")
+        why_not = await knock(tcp, TIMEOUT_S if not relayed else RELAYED_TIMEOUT_S)
+        if why_not is None:
+            return _Way(routes, is_told=True)
+        return _Way(relayed, "" if relayed else why_not, is_told=True)
 
     async def check_address(self, address: JoinAddress) -> None:
         """The same for a peer that was perhaps never met, at an address somebody gave us."""
@@ -186,22 +199,21 @@ async def knock(endpoints: Collection[Endpoint], timeout_s: float = TIMEOUT_S) -
 
 
 async def _knock_known(endpoints: Collection[Endpoint]) -> _Way:
-    reason = await knock(endpoints)
-    return ((), "") if reason is None else (None, reason)
+    return _Way(why_not=await knock(endpoints) or "")
 
 
-async def _first_way(tries: Collection[Coroutine[Any, Any, _Way]]) -> _Way:
-    """The first way that is found, else why the last one looked for was not."""
+async def _first_way(tries: Collection[Coroutine[Any, Any, _Way]]) -> list[_Way]:
+    """What was found, in order, up to the first way that leads there."""
     tasks = [asyncio.create_task(each) for each in tries]
-    way: _Way = (None, "nobody knows it")
+    ways: list[_Way] = []
     try:
         for answer in asyncio.as_completed(tasks):
-            way = await answer
-            if way[0] is not None:
-                return way
+            ways.append(await answer)
+            if not ways[-1].why_not:
+                break
     finally:
         await _end(tasks)
-    return way
+    return ways
 
 
 async def _greeting(endpoint: Endpoint) -> bytes:
@@ -243,3 +255,7 @@ def _said(error: OSError | UnicodeError) -> str:
     if error.errno and text.startswith("Connect call failed"):
         text = os.strerror(error.errno)
     return text[:1].lower() + text[1:]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

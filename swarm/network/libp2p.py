@@ -143,7 +143,10 @@ class Libp2pNetwork:
         )
         if not config.client:
             self._handlers[REACH_PROTOCOL] = ReachServer(
-                self.peer_id, lambda: self._node, config.relays_for_others
+                self.peer_id,
+                lines=lambda: self._node,
+                is_away=lambda: self._watch.is_away,
+                relays=config.relays_for_others,
             )
 
     @classmethod

@@ -58,10 +58,13 @@ class OwnReach:
         self._relay_use = relay_use
         self._relays: dict[PeerId, tuple[JoinAddress, ...]] = {}
         self._refusing: set[PeerId] = set()  # neighbors that said that they do not relay
+        self._is_settled = False  # where this node stands now
+        self._is_unsure = False  # nobody could be asked of late
         self._again = asyncio.Event()
 
     def look_again(self) -> None:
-        """Something has changed: find out anew, now."""
+        """This node was cut off and is back, perhaps elsewhere: find out anew, now."""
+        self._is_settled = False
         self._again.set()
 
     async def run(self) -> None:
@@ -72,8 +75,9 @@ class OwnReach:
                 await self._settle(await self._find_out())
             except NetworkError as error:  # p2pd has just died; it is started again
                 _log.debug("Reachability is not known: %s", error)
+            look_again_s = LOOK_AGAIN_S["unknown" if self._is_unsure else self.reach or "unknown"]
             try:
-                async with asyncio.timeout(LOOK_AGAIN_S[self.reach or "unknown"]):
+                async with asyncio.timeout(look_again_s):
                     await self._again.wait()
             except TimeoutError:
                 continue
@@ -84,17 +88,19 @@ class OwnReach:
         if self._relay_use != "always" and options.listen:
             verdicts = await self._ask(node)
             can_be_dialed = judge(verdicts)
-            if can_be_dialed is None:
-                return "relayed" if await self._has_circuit(0.0) else "unknown"
+            self._is_unsure = can_be_dialed is None
+            if self._is_unsure:
+                return "relayed" if await self._has_circuit(0.0) else self.reach or "unknown"
             if can_be_dialed:
                 return await self._take_direct_way(node, verdicts)
-            if self.reach == "direct":
+            if self.reach == "direct" and self._is_settled:
                 await asyncio.sleep(CONFIRM_S)
                 if judge(await self._ask(await self._hooks.node())):
                     return "direct"
         return await self._take_relay()
 
     async def _settle(self, reach: Reach) -> None:
+        self._is_settled = True
         if reach == self.reach:
             return
         self.reach = reach

@@ -124,12 +124,13 @@ async def say_returned(lines: Lines, neighbor: PeerId) -> bool:
 
 async def _ask_where(
     lines: Lines, neighbor: PeerId, peer: PeerId, timeout_s: float = LOCATE_TIMEOUT_S
-) -> tuple[str, ...]:
+) -> tuple[str, ...] | None:
+    """What a neighbor says of where a peer is; None when it says nothing."""
     data = await _ask(lines, neighbor, Locate(peer=peer), timeout_s)
     try:
-        return decode_located(data).addresses if data is not None else ()
+        return decode_located(data).addresses if data is not None else None
     except ProtocolError:
-        return ()
+        return None
 
 
 async def _ask(lines: Lines, neighbor: PeerId, question: ReachMessage, timeout_s: float) -> bytes | None:
@@ -146,11 +147,18 @@ async def _ask(lines: Lines, neighbor: PeerId, question: ReachMessage, timeout_s
 
 
 class ReachServer:
-    """Answers the questions of others. `lines` gives this node as it is now, restarts included."""
+    """Answers the questions of others.
 
-    def __init__(self, own: PeerId, lines: Callable[[], Lines | None], relays: bool) -> None:
+    `lines` gives this node as it is now, restarts included; `is_away` tells that it is about to come back
+    after it was cut off, when what it knows of its own addresses is old.
+    """
+
+    def __init__(
+        self, own: PeerId, lines: Callable[[], Lines | None], is_away: Callable[[], bool], relays: bool
+    ) -> None:
         self._own = own
         self._lines = lines
+        self._is_away = is_away
         self._relays = relays
         self._asking: Counter[PeerId] = Counter()
         self._dialed_at: dict[PeerId, float] = {}
@@ -184,13 +192,13 @@ class ReachServer:
     async def _where(self, lines: Lines, wanted: PeerId, asker: PeerId) -> Located:
         """Of this node itself what it knows, of another what it says now; it is disconnected when silent."""
         if wanted == self._own:
-            return Located(addresses=(await lines.addresses())[:MAX_ADDRESSES])
+            return Located(addresses=() if self._is_away() else (await lines.addresses())[:MAX_ADDRESSES])
         if wanted == asker or not is_peer_id(wanted) or not await lines.count_connections(wanted):
             return Located()
         addresses = await _ask_where(lines, wanted, wanted, ALIVE_TIMEOUT_S)
-        if not addresses:
+        if addresses is None:
             await lines.hang_up(wanted, ALIVE_TIMEOUT_S)
-        return Located(addresses=addresses)
+        return Located(addresses=addresses or ())
 
     async def _dial_back(self, lines: Lines, channel: Channel, ports: Sequence[int]) -> DialedBack | None:
         now = time.monotonic()

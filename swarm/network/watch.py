@@ -52,11 +52,13 @@ class Watch:
     """`run` until cancelled."""
 
     def __init__(self, hooks: WatchHooks, own: PeerId, interval_s: float, chance: random.Random) -> None:
+        self.is_away = False  # about to come back after a cut
         self._hooks = hooks
         self._own = own
         self._interval_s = interval_s
         self._random = chance
         self._moved = asyncio.Event()  # this machine has an address that it had not a moment ago
+        self._interfaces = interfaces()  # when p2pd was started, which is slow to see that they change
         self._backoff, self._attempt, self._due = Backoff(first_s=interval_s), 0, 0.0
 
     async def run(self) -> None:
@@ -69,6 +71,8 @@ class Watch:
                     await (self._come_back() if moved else self._look_around())
                 except Exception as error:  # nothing that others say may end this node
                     _log.info("A look around the network failed: %s", error)
+                finally:
+                    self.is_away = False
                 if following.done():
                     following.result()
         finally:
@@ -115,9 +119,11 @@ class Watch:
         if not any(alive) and candidates:
             # Dead connections are told of before the new p2pd makes others: one that relays would close
             # those, too, and with them what it has granted.
+            self.is_away = True
             if await _anybody_there(candidates):
                 await self._hooks.return_to(node, candidates)
-            await self._hooks.restart()
+            await self._restart()
+            self.is_away = False
             if not (await self._hooks.node()).neighbors():
                 await self._find_back()
                 return
@@ -125,14 +131,17 @@ class Watch:
 
     async def _find_back(self) -> None:
         """Knock at everybody known until somebody answers, and join."""
-        told = has_moved = False
+        told = False
         while candidates := self._hooks.candidates():
             node = await self._hooks.node()
             if await _anybody_there(candidates):
+                self.is_away = True
                 is_back = await self._hooks.return_to(node, candidates)
                 # p2pd refuses to dial for a while what it could not reach, and never asks such a relay again
+                has_moved = interfaces() != self._interfaces
                 if not is_back or has_moved or self._hooks.is_relayed():
-                    await self._hooks.restart()
+                    await self._restart()
+                self.is_away = False
                 if is_back:
                     _log.info("Back in the swarm")
                     self._hooks.came_back()
@@ -145,7 +154,10 @@ class Watch:
                 told = True
             if await _happens(self._moved, KNOCK_EVERY_S):
                 self._moved.clear()
-                has_moved = True
+
+    async def _restart(self) -> None:
+        self._interfaces = interfaces()
+        await self._hooks.restart()
 
     async def _ping_some(self, node: "Node") -> None:
         neighbors = list(node.neighbors())

@@ -170,7 +170,7 @@ class Hosts:
             f"{'ip' if version == 4 else 'ip6'} saddr {self.address(source, version)} drop;"
             for version in self.versions[source]
         )
-        rules = f"table inet way {{ chain in {{ type filter hook input priority -10; {sources} }} }}"
+        rules = f"table inet way {{\nchain in {{\ntype filter hook input priority -10; {sources}\n}}\n}}\n"
         self.inside(number, "nft", "-f", "-", input=rules)
 
     def open_way(self, number: int) -> None:

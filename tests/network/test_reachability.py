@@ -1,7 +1,6 @@
 """Whether others can dial a node: who is asked, what counts, and what nobody can be made to do."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from ipaddress import ip_interface
 
@@ -20,6 +19,7 @@ from swarm.network.reachability import (
     ask_to_dial_back,
     judge,
     locate,
+    say_returned,
 )
 from swarm.security.identity import Identity, new_identity
 from swarm.values import PeerId
@@ -82,7 +82,8 @@ class Node:
         self.network = swarm.join(identity or new_identity())
         self.peer = self.network.peer_id
         self.keys: dict[int, PeerId] = {}
-        self.alive: dict[PeerId, tuple[str, ...]] = {}
+        self.connections: dict[PeerId, int] = {}
+        self.is_away = False
         self.dialed: list[Endpoint] = []
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
@@ -92,14 +93,17 @@ class Node:
         self.dialed.append(endpoint)
         return self.keys.get(endpoint.port)
 
-    async def is_alive(self, peer: PeerId, timeout_s: float) -> bool:
-        return peer in self.alive
+    async def count_connections(self, peer: PeerId) -> int:
+        return self.connections.get(peer, 0)
 
-    async def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
-        return self.alive[peer]
+    async def hang_up(self, peer: PeerId, silent_s: float) -> None:
+        self.connections.pop(peer, None)
+
+    async def addresses(self) -> tuple[str, ...]:
+        return (f"/ip4/192.0.2.7/tcp/1/p2p/{self.peer}",)
 
     async def serve(self, came_from: str = "/ip4/127.0.0.1/tcp/50000", relays: bool = False) -> None:
-        server = ReachServer(lambda: self, relays)
+        server = ReachServer(self.peer, lambda: self, lambda: self.is_away, relays)
 
         async def on_channel(channel: Channel) -> None:
             channel.came_from = came_from
@@ -168,28 +172,54 @@ async def test_who_asks_again_at_once_is_not_answered(swarm: MemorySwarm, greeti
 
 
 async def test_one_asker_takes_only_so_many_places(swarm: MemorySwarm) -> None:
-    asker, other, neighbor = Node(swarm), Node(swarm), Node(swarm)
+    asker, other, neighbor, wanted = (Node(swarm) for _ in range(4))
+    neighbor.connections[wanted.peer] = 1
     await neighbor.serve()
+    await wanted.serve()
     held = [await asker.open_channel(neighbor.peer, "/swarm/reach/1") for _ in range(MOST_AT_ONCE_EACH)]
     await asyncio.sleep(0)
-    assert await locate(asker, [neighbor.peer], B) == ()
-    one_more = await asker.open_channel(neighbor.peer, "/swarm/reach/1")
-    with contextlib.suppress(ChannelClosed):
-        await one_more.send_frame(encode_reach(Locate(peer=B)))
-    neighbor.alive[PeerId(other.peer)] = ("/ip4/192.0.2.7/tcp/1",)
-    assert await locate(other, [neighbor.peer], other.peer) == ("/ip4/192.0.2.7/tcp/1",)
-    for channel in [*held, one_more]:
+    assert await locate(asker, [neighbor.peer], wanted.peer) == ()
+    assert await locate(other, [neighbor.peer], wanted.peer) == await wanted.addresses()
+    for channel in held:
         channel.close()
 
 
-async def test_a_peer_is_where_the_first_neighbor_that_knows_says(swarm: MemorySwarm) -> None:
-    asker, ignorant, knowing = Node(swarm), Node(swarm), Node(swarm)
-    wanted = new_identity().peer_id
-    knowing.alive[wanted] = (f"/ip4/192.0.2.7/tcp/1/p2p/{wanted}",)
-    await ignorant.serve()
-    await knowing.serve()
-    assert await locate(asker, [ignorant.peer, knowing.peer], wanted) == knowing.alive[wanted]
-    assert await locate(asker, [ignorant.peer], wanted) == ()
+async def test_a_peer_is_where_it_says_to_a_neighbor_that_has_it(swarm: MemorySwarm) -> None:
+    asker, ignorant, knowing, wanted = (Node(swarm) for _ in range(4))
+    knowing.connections[wanted.peer] = 1
+    for node in (ignorant, knowing, wanted):
+        await node.serve()
+    assert await locate(asker, [ignorant.peer, knowing.peer], wanted.peer) == await wanted.addresses()
+    assert await locate(asker, [ignorant.peer], wanted.peer) == ()
+
+
+async def test_a_peer_on_its_way_back_says_nothing_of_where_it_was(swarm: MemorySwarm) -> None:
+    asker, neighbor, wanted = (Node(swarm) for _ in range(3))
+    neighbor.connections[wanted.peer] = 1
+    wanted.is_away = True
+    for node in (neighbor, wanted):
+        await node.serve()
+    assert await locate(asker, [neighbor.peer], wanted.peer) == ()
+    assert neighbor.connections == {wanted.peer: 1}
+
+
+async def test_a_peer_that_does_not_answer_a_neighbor_is_disconnected(swarm: MemorySwarm) -> None:
+    asker, neighbor = Node(swarm), Node(swarm)
+    gone = new_identity().peer_id
+    neighbor.connections[gone] = 1
+    await neighbor.serve()
+    assert await locate(asker, [neighbor.peer], gone) == ()
+    assert neighbor.connections == {}
+
+
+async def test_who_is_back_has_all_connections_closed_unless_there_is_one(swarm: MemorySwarm) -> None:
+    asker, neighbor = Node(swarm), Node(swarm)
+    await neighbor.serve()
+    neighbor.connections[asker.peer] = 2  # the old one, which is dead, and that of now
+    assert not await say_returned(asker, neighbor.peer)
+    assert neighbor.connections == {}
+    neighbor.connections[asker.peer] = 1
+    assert await say_returned(asker, neighbor.peer)
 
 
 @pytest.mark.parametrize(
