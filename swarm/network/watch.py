@@ -7,6 +7,7 @@ refusals to dial for minutes.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -15,7 +16,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarm.network.addresses import JoinAddress, endpoint_of
+from swarm.errors import NetworkError
+from swarm.network.addresses import JoinAddress, endpoint_of, usable
 from swarm.network.knock import knock
 from swarm.network.links import changes, interfaces
 from swarm.network.rejoin import Backoff, KnownPeer
@@ -65,6 +67,7 @@ class Watch:
         """Look around every few seconds, and at once when this machine's addresses have changed."""
         following = asyncio.create_task(self._follow_links(), name="links")
         try:
+            await self._remember_those_met()
             while True:
                 moved = await _happens(self._moved, self._interval_s)
                 try:
@@ -163,12 +166,18 @@ class Watch:
         neighbors = list(node.neighbors())
         picked = self._random.sample(neighbors, min(PINGS_PER_ROUND, len(neighbors)))
         alive = await asyncio.gather(*(node.ping(peer, PING_TIMEOUT_S) for peer in picked))
-        seen = [
-            KnownPeer(peer, await node.addresses_of(peer), time.time())
-            for peer, answered in zip(picked, alive, strict=True)
-            if answered
-        ]
-        await self._hooks.saw(node, seen)
+        await self._remember(node, [peer for peer, answers in zip(picked, alive, strict=True) if answers])
+
+    async def _remember_those_met(self) -> None:
+        """Whoever answered while this node joined: a command that ends soon may never look around."""
+        with contextlib.suppress(NetworkError):  # p2pd has just died
+            node = await self._hooks.node()
+            connected = await node.connections()
+            await self._remember(node, [peer for peer in node.neighbors() if peer in connected][:MOST_PROBED])
+
+    async def _remember(self, node: "Node", peers: list[PeerId]) -> None:
+        met = [KnownPeer(peer, usable(await node.addresses_of(peer)), time.time()) for peer in peers]
+        await self._hooks.saw(node, met)
 
 
 async def _anybody_there(candidates: tuple[JoinAddress, ...]) -> bool:

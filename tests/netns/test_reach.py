@@ -94,3 +94,37 @@ async def test_a_forwarded_port_is_announced_without_a_word(hosts, tmp_path, mod
         reach = await peer.event("reach")
         assert reach["reach"] == "direct"
         assert any(address.startswith(f"/ip4/{hosts.outside(lan)}/tcp/{PORT}/") for address in reach["join"])
+
+
+async def test_a_client_that_knows_the_swarm_does_without_the_bootstrap(hosts, tmp_path, model):
+    async with ending() as programs:
+        bootstrap, join = await start_bootstrap(hosts, tmp_path, hosts.add())
+        programs.append(bootstrap)
+        peer = await start_peer(hosts, tmp_path, hosts.add(), model, join, "0:6")
+        programs.append(peer)
+        await online(peer)
+        client = hosts.add()
+        for _ in range(2):
+            reply = await start_reply(hosts, tmp_path, client, model, join, 5)
+            programs.append(reply)
+            assert await reply.ended(SOON_S) == 0, reply.said()
+            await bootstrap.end()
+
+
+@pytest.mark.parametrize("versions", [(6,), (4, 6)])
+async def test_a_swarm_lives_on_ipv6_alone_or_beside_ipv4(hosts, tmp_path, model, versions):
+    async with ending() as programs:
+        bootstrap, join = await start_bootstrap(
+            hosts, tmp_path, hosts.add(versions=(4, 6)), "--listen", f"[::]:{PORT}"
+        )
+        programs.append(bootstrap)
+        join = join if 4 in versions else f"/ip6/{hosts.address(1, 6)}/tcp/{PORT}/p2p/{bootstrap.id}"
+        peer = await start_peer(hosts, tmp_path, hosts.add(versions=versions), model, join, "0:6")
+        programs.append(peer)
+        await online(peer)
+        assert any(
+            f"/ip6/{hosts.address(2, 6)}/" in address for address in (await peer.event("reach"))["join"]
+        )
+        reply = await start_reply(hosts, tmp_path, hosts.add(versions=versions), model, join, 5)
+        programs.append(reply)
+        assert await reply.ended(SOON_S) == 0, reply.said()
