@@ -76,6 +76,11 @@ def state_dir() -> Path:
     return find_paths().state_dir
 
 
+def known_peers_folder() -> Path:
+    """The directory for what the clients of this user know of the nodes of each swarm."""
+    return state_dir() / "peers"
+
+
 def software_version() -> str:
     """The installed version, or ``"unknown"`` in a checkout that was never installed."""
     try:

@@ -233,9 +233,11 @@ class HopLost(SwarmError):
     code = "hop_lost"
     retryable = True
 
-    def __init__(self, peer: str, reason: str) -> None:
+    def __init__(self, peer: str, reason: str, silent_s: float | None = None) -> None:
+        """`silent_s`: for how long it was silent, if that is why."""
         self.peer = peer
         self.reason = reason
+        self.silent_s = silent_s
         super().__init__(f"Peer {peer} was lost: {reason}")
 
 

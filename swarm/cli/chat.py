@@ -10,7 +10,7 @@ import click
 from swarm.cli.chats import LAST, Chats
 from swarm.cli.client_options import ClientFlags, SamplingFlags, client_options, sampling_options
 from swarm.cli.lines import LineReader
-from swarm.cli.output import note, print_result
+from swarm.cli.output import StatusLine, note, print_result
 from swarm.cli.runtime import interruptible, run_command
 from swarm.config import state_dir
 from swarm.errors import SwarmError, UsageError
@@ -66,6 +66,7 @@ def command(
             chat = _Chat(
                 swarm, sampling, max_tokens, system, None if no_transcript else Chats(state_dir() / "chats")
             )
+            chat.waiting = client.waiting
             await chat.run(resume)
 
     run_command(talk())
@@ -82,6 +83,7 @@ class _Chat:
         system: str | None,
         chats: "Chats | None",
     ) -> None:
+        self.waiting = StatusLine()
         self._client = client
         self._limits: Options = {"sampling": sampling.over(client.model.sampling), "max_tokens": max_tokens}
         self._system = system
@@ -153,7 +155,10 @@ class _Chat:
 
         try:
             self._write(first)
-            stopped = await interruptible(self._show(generation))
+            try:
+                stopped = await interruptible(self._show(generation))
+            finally:
+                self.waiting.clear()
             print_result("")
             self._write(End(complete=not stopped))
         except SwarmError as error:
@@ -171,6 +176,7 @@ class _Chat:
         from swarm.client.transcript import Token
 
         async for piece in generation:
+            self.waiting.clear()
             if self._transcript is not None:
                 self._transcript.place(self._conversation.context.session.export())
                 self._transcript.write(Token(piece.token_id, piece.text, piece.finish_reason is not None))

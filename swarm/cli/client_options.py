@@ -1,14 +1,13 @@
 """The options of every command that asks a swarm: where to join, how to sample, when to give up."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swarm.cli.output import note
+from swarm.cli.output import StatusLine, note
 from swarm.cli.params import DURATION
-from swarm.errors import SwarmError
 
 if TYPE_CHECKING:
     from swarm.client.client import Client
@@ -34,6 +33,7 @@ class ClientFlags:
     spares: "Policy"
     local_fallback: bool
     threads: int
+    waiting: StatusLine = field(default_factory=StatusLine)
 
     async def open(self, model: str) -> "Client":
         """Load the ends of the model and join."""
@@ -54,22 +54,10 @@ class ClientFlags:
             recovery=self.recovery,
             spares=self.spares,
             local_fallback=self.local_fallback,
-            on_wait=_Waiting(),
+            on_wait=lambda error: self.waiting.show(f"Waiting: {error.what}."),
             on_local=lambda text: note(f"{text}."),
         )
         return await Client.open_all(models, join=self.join, options=options)
-
-
-class _Waiting:
-    """Tells what is waited for, once for each reason."""
-
-    def __init__(self) -> None:
-        self._told = ""
-
-    def __call__(self, error: SwarmError) -> None:
-        if error.what != self._told:
-            self._told = error.what
-            note(f"Waiting: {error.what}.")
 
 
 def client_options(function: Command) -> Command:

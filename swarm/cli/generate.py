@@ -50,9 +50,13 @@ def command(
                 ids, sampling=sampling.over(swarm.model.sampling), max_tokens=max_tokens, stop=stop
             )
             streaming = not (no_stream or as_json)
-            async for piece in generation:
-                if streaming:
-                    print_result(piece.text, end="")
+            try:
+                async for piece in generation:
+                    client.waiting.clear()
+                    if streaming:
+                        print_result(piece.text, end="")
+            finally:
+                client.waiting.clear()
             reply = generation.reply
             if as_json:
                 print_json(reply.to_json())

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_FIELDS = ("join", "listen", "announce", "relay", "identity_path")
+_FIELDS = ("join", "listen", "announce", "relay", "relay_for_others", "identity_path")
+_DEFAULT_LISTEN = ("0.0.0.0:0", "[::]:0")  # without the second where the machine has no IPv6
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,14 @@ class NetworkOptions:
     join: tuple[str, ...]
     listen: tuple[str, ...]
     announce: tuple[str, ...]
-    relay: bool
+    relay: bool | None  # None: only when nobody can dial it
+    relay_for_others: bool
     identity_path: Path | None
 
     @contextmanager
     def claim(self) -> Iterator[tuple["Identity", "Libp2pConfig"]]:
         """Who the node is and how it is to be started; the identity is held while the block runs."""
+        from swarm.network.daemon import listenable
         from swarm.network.libp2p import Libp2pConfig
         from swarm.security.claim import claim_identity
 
@@ -42,11 +45,10 @@ class NetworkOptions:
         with claim_identity(self.identity_path, identity_file(self.role)) as claim:
             config = Libp2pConfig(
                 join=self.join,
-                listen=() if self.relay else self.listen,
+                listen=self.listen or listenable(_DEFAULT_LISTEN),
                 announce=self.announce,
-                use_relay=self.relay,
-                # a bootstrap node stands where everybody reaches it, so it may relay at once
-                reachability="public" if self.role == "bootstrap" else None,
+                relay="auto" if self.relay is None else "always" if self.relay else "never",
+                relays_for_others=self.relay_for_others,
                 peer_list=claim.path.with_suffix(".peers.json"),
             )
             yield claim.identity, config
@@ -57,7 +59,8 @@ def network_options(role: str) -> Callable[[Command], Command]:
 
     def decorate(function: Command) -> Command:
         def wrapped(**arguments: Any) -> Any:
-            options = NetworkOptions(role, **{field: arguments.pop(field, False) for field in _FIELDS})
+            arguments.setdefault("relay", False)  # a bootstrap node is never behind another
+            options = NetworkOptions(role, **{field: arguments.pop(field) for field in _FIELDS})
             return function(network=options, **arguments)
 
         wrapped.__doc__ = function.__doc__
@@ -76,13 +79,18 @@ def _options(role: str) -> tuple[Callable[[Any], Any], ...]:
             "--listen",
             multiple=True,
             metavar="HOST:PORT",
-            default=("0.0.0.0:0",),
-            help="Where to listen; port 0 is any.",
+            help="Where to listen; port 0 is any. [default: 0.0.0.0:0 and [::]:0]",
         ),
         click.option(
             "--announce", multiple=True, metavar="HOST:PORT", help="Where others reach it, if elsewhere."
         ),
         *(() if role == "bootstrap" else (_relay_option(),)),
+        click.option(
+            "--relay-for-others/--no-relay-for-others",
+            default=role == "bootstrap",
+            help="Pass the bytes of peers that nobody can dial. Only for a node that everybody can dial. "
+            f"[default: {'yes' if role == 'bootstrap' else 'no'}]",
+        ),
         click.option(
             "--identity",
             "identity_path",
@@ -93,5 +101,5 @@ def _options(role: str) -> tuple[Callable[[Any], Any], ...]:
 
 
 def _relay_option() -> Callable[[Any], Any]:
-    text = "Be reached through the nodes of --join, from behind a router that lets nobody in."
-    return click.option("--relay", is_flag=True, help=text)
+    text = "Be reached through a node that relays: always, or never. [default: when nobody can dial it]"
+    return click.option("--relay/--no-relay", default=None, help=text)

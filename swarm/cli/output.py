@@ -5,6 +5,7 @@ gets results as they are. Progress bars appear only on a terminal, and there onl
 imported when one is drawn.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, float, float], None]  # (stage, done, total)
 PROGRESS_EVERY_S = 30.0  # where there is no terminal to draw on
+REPEAT_STATE_S = 60.0
+_CLEAR_LINE = "\r\x1b[2K"
 
 
 def print_result(text: str, end: str = "\n") -> None:
@@ -35,6 +38,36 @@ def print_json(value: object) -> None:
 def note(text: str) -> None:
     """Tell the person something that is not the result, on one line of stderr."""
     print(shown(text).replace("\n", " "), file=sys.stderr, flush=True)
+
+
+class StatusLine:
+    """What goes on while a result is waited for: one line that is rewritten on a terminal, until `clear`
+    is called before anything else is written; elsewhere a line for each state, now and then again."""
+
+    def __init__(self) -> None:
+        self._is_shown = False
+        self._told_at: dict[str, float] = {}
+
+    def show(self, text: str) -> None:
+        """Say what goes on now."""
+        if sys.stderr.isatty():
+            # the cursor may stand behind a part of the result
+            begin = _CLEAR_LINE if self._is_shown else "\n"
+            sys.stderr.write(begin + text[: shutil.get_terminal_size().columns - 1])
+            sys.stderr.flush()
+            self._is_shown = True
+            return
+        now = time.monotonic()
+        if now - self._told_at.get(text, -REPEAT_STATE_S) >= REPEAT_STATE_S:
+            self._told_at[text] = now
+            note(text)
+
+    def clear(self) -> None:
+        """It is over."""
+        if self._is_shown:
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()
+            self._is_shown = False
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from swarm.errors import UsageError
 from swarm.values import Span, parse_span
 
 if TYPE_CHECKING:
+    from swarm.network.transport import Reach
     from swarm.peer.announcer import Profile
     from swarm.peer.throughput import Throughput
 
@@ -83,7 +84,7 @@ def command(
         def on_loading(span: Span, done: int, total: int) -> None:
             show(f"Loading blocks {span}", done, total)
 
-        events = PeerEvents(teller.joined, on_loading, teller.online, teller.leaving)
+        events = PeerEvents(teller.joined, on_loading, teller.online, teller.leaving, teller.reach)
         run_service(lambda stop: run_peer(config, identity, events, stop), until_eof=until_eof)
 
 
@@ -91,8 +92,6 @@ class _Teller:
     """Tells a person."""
 
     def joined(self, addresses: tuple[str, ...], monitor_port: int) -> None:
-        for address in addresses:
-            print_result(f"Others join with: --join {address}")
         note(f"Metrics: http://127.0.0.1:{monitor_port}/metrics")
 
     def online(self, profile: "Profile", throughput: "Throughput") -> None:
@@ -100,6 +99,17 @@ class _Teller:
             f"Online: blocks {profile.span} of {profile.model_name} in {profile.dtype}, "
             f"{throughput.decode_tokens_per_s:.1f} tokens/s on {throughput.threads} thread(s). Ctrl-C leaves."
         )
+
+    def reach(self, reach: "Reach", addresses: tuple[str, ...], why: str) -> None:
+        if reach == "no":
+            note(f"{why} Until then it is not online; it looks again now and then.")
+            return
+        if reach == "relayed":
+            note(
+                "Nobody can dial this peer, so a relay passes its bytes on; a forwarded port would be faster."
+            )
+        for address in addresses:
+            print_result(f"Others join with: --join {address}")
 
     def leaving(self, within_s: float) -> None:
         note(f"Leaving: sessions have {within_s:.0f} s to move. Ctrl-C again stops at once.")
@@ -128,6 +138,11 @@ class _JsonTeller:
                 "decode_tokens_per_s": throughput.decode_tokens_per_s,
                 "prefill_tokens_per_s": throughput.prefill_tokens_per_s,
             }
+        )
+
+    def reach(self, reach: "Reach", addresses: tuple[str, ...], why: str) -> None:
+        print_json(
+            {"event": "reach", "peer": self._peer_id, "reach": reach, "join": list(addresses), "why": why}
         )
 
     def leaving(self, within_s: float) -> None:

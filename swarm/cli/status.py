@@ -10,7 +10,7 @@ import click
 
 from swarm.cli.output import print_json, print_result
 from swarm.cli.runtime import run_command
-from swarm.config import store_root
+from swarm.config import known_peers_folder, store_root
 from swarm.errors import NetworkError, UnknownModel
 
 if TYPE_CHECKING:
@@ -64,12 +64,16 @@ async def _observer(join: tuple[str, ...]) -> "AsyncIterator[Observer]":
 
     from swarm.network.directory import Directory
     from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+    from swarm.network.rejoin import shared_peer_list
     from swarm.security.identity import new_identity
     from swarm.status.observer import Observer
     from swarm.status.watch import CanarySettings
 
     torch.set_num_threads(1)
-    network = await Libp2pNetwork.start(Libp2pConfig(join=join, client=True), new_identity())
+    peer_list = shared_peer_list(known_peers_folder(), join)
+    network = await Libp2pNetwork.start(
+        Libp2pConfig(join=join, client=True, peer_list=peer_list), new_identity()
+    )
     settings = CanarySettings(every_s=None, store_root=store_root())
     observer = Observer(network, Directory(network, time.time), settings, time.time)
     try:

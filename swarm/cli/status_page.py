@@ -10,7 +10,7 @@ import click
 from swarm.cli.output import note, print_json, print_result
 from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
-from swarm.config import find_paths
+from swarm.config import find_paths, known_peers_folder
 from swarm.errors import UsageError
 from swarm.lifetime import until_stopped
 
@@ -90,6 +90,7 @@ async def _serve(
 
     from swarm.network.directory import Directory
     from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+    from swarm.network.rejoin import shared_peer_list
     from swarm.security.identity import new_identity
     from swarm.status.app import StatusPage
 
@@ -101,7 +102,10 @@ async def _serve(
             note("Serving until Ctrl-C.")
 
     torch.set_num_threads(1)  # a page beside peers must not take their cores
-    network = await Libp2pNetwork.start(Libp2pConfig(join=join, client=True), new_identity())
+    peer_list = shared_peer_list(known_peers_folder(), join)
+    network = await Libp2pNetwork.start(
+        Libp2pConfig(join=join, client=True, peer_list=peer_list), new_identity()
+    )
     try:
         page = StatusPage(config, network, Directory(network, time.time), time.time)
         await page.run(tell, until_stopped(stop, network))

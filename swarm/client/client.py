@@ -29,13 +29,14 @@ from swarm.client.recovery import Exactness, Recovery
 from swarm.client.router import Numerics
 from swarm.client.routes import Routes
 from swarm.client.spares import Policy
-from swarm.config import store_root
+from swarm.config import known_peers_folder, store_root
 from swarm.errors import ManifestMismatch, RequestError, SwarmError
 from swarm.model.chat_template import Json, Message
 from swarm.model.compute import Compute, ComputeThread
 from swarm.model.sampling import Sampling
 from swarm.network.directory import Directory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.network.rejoin import shared_peer_list
 from swarm.network.transport import Network
 from swarm.security.identity import new_identity
 from swarm.security.session_key import SessionKey
@@ -104,7 +105,9 @@ class Client:
             await asyncio.to_thread(load_client_model, str(model), store_root(), options.dtype)
             for model in models
         ]
-        network = await Libp2pNetwork.start(Libp2pConfig(join=tuple(join), client=True), new_identity())
+        peer_list = shared_peer_list(known_peers_folder(), join)
+        config = Libp2pConfig(join=tuple(join), client=True, peer_list=peer_list)
+        network = await Libp2pNetwork.start(config, new_identity())
         directory, compute = Directory(network, time.time), ComputeThread()
         return [cls(each, network, directory, options, compute) for each in loaded]
 

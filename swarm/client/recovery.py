@@ -19,7 +19,14 @@ from swarm.client.local import LOCAL, LocalBlocks
 from swarm.client.remote_hop import open_hop
 from swarm.client.router import Numerics, PlannedHop
 from swarm.client.routes import Routes
-from swarm.errors import NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError
+from swarm.errors import (
+    NetworkError,
+    NoRoute,
+    PeerUnreachable,
+    ProtocolError,
+    SessionRefused,
+    SwarmError,
+)
 from swarm.network.transport import Network
 from swarm.security.session_key import SessionKey
 from swarm.values import PeerId, Span
@@ -116,6 +123,8 @@ class Recovery:
         held = {(hop.planned.peer, hop.planned.span.start): Held(hop.position, hop.rewinds) for hop in lost}
         for hop in lost:
             await hop.drop()
+            if hop.lost is not None and hop.lost.silent_s is not None:  # its connection may be dead, too
+                await self.network.hang_up(hop.planned.peer, hop.lost.silent_s)
         return await self._cover(Span(lost[0].planned.span.start, lost[-1].planned.span.end), held)
 
     async def open_beside(self, hop: Hop, role: Role) -> list[Hop]:
@@ -158,7 +167,7 @@ class Recovery:
                     self.numerics = wanted
                 if _now() + delay_s > ends_at:
                     raise self.routes.explain(span, error) from error
-                self.on_wait(error)
+                self.on_wait(self.routes.explain(span, error))
             else:
                 self.settled, self.began_anew = True, False
                 return hops
@@ -221,7 +230,7 @@ class Recovery:
                 # another process has taken the conversation over: this one goes on with sessions of its own
                 self.settings, self.began_anew = replace(self.settings, key=SessionKey.new()), True
             else:
-                self.routes.lost(planned.peer, str(error))
+                self.routes.lost(planned.peer, str(error), unreached=isinstance(error, PeerUnreachable))
             raise
         self.routes.heard(planned.peer, hop.rtt_s)
         # What the peer did after our last certain knowledge is void; all is, where another has cut it.

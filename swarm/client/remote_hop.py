@@ -13,7 +13,7 @@ import torch
 
 from swarm.client.hop import ASSUMED_BYTES_PER_S, HopSettings, HopStats
 from swarm.client.router import PlannedHop
-from swarm.errors import ChannelClosed, HopLost, NetworkError, ProtocolError, SessionRefused
+from swarm.errors import ChannelClosed, HopLost, PeerUnreachable, ProtocolError, SessionRefused
 from swarm.network.channel import SLOWEST_BYTES_PER_S, Channel
 from swarm.network.transport import Network
 from swarm.values import PeerId
@@ -198,7 +198,7 @@ class RemoteHop:
                 await self._channel.send(message, body)
         except TimeoutError:
             self._assume_slower_link()
-            raise self._lose("the link is stalled") from None
+            raise self._lose("the link is stalled", _now() - self._sent_at) from None
         except ChannelClosed:
             raise self._lose("the stream broke") from None
 
@@ -218,7 +218,8 @@ class RemoteHop:
             silence_ends_at = self._heard_at + may_be_silent_s
             if now >= silence_ends_at:
                 self._assume_slower_link()
-                raise self._lose(f"silent for {now - self._heard_at:.1f} s")
+                silent_s = now - self._heard_at
+                raise self._lose(f"silent for {silent_s:.1f} s", silent_s)
             if now >= started_at + deadline_s:
                 raise self._lose(f"no answer within {deadline_s:.0f} s")
             wake_at = min(silence_ends_at, started_at + deadline_s)
@@ -267,10 +268,10 @@ class RemoteHop:
             return
         waiting.answer.set_result((output, body))
 
-    def _lose(self, reason: str) -> HopLost:
+    def _lose(self, reason: str, silent_s: float | None = None) -> HopLost:
         """Mark the hop as lost, once, and wake whoever waits for it."""
         if self._lost is None:
-            self._lost = HopLost(self.planned.peer, reason)
+            self._lost = HopLost(self.planned.peer, reason, silent_s)
         if self._waiting is not None and not self._waiting.answer.done():
             self._waiting.answer.set_exception(self._lost)
             self._waiting.answer.exception()  # seen, even if the waiter has given up already
@@ -316,7 +317,8 @@ async def open_hop(
     except BaseException as error:
         channel.close()
         if isinstance(error, TimeoutError):
-            raise NetworkError(
+            await network.hang_up(planned.peer, settings.open_timeout_s)
+            raise PeerUnreachable(
                 f"Peer {planned.peer} did not answer within {settings.open_timeout_s:.1f} s"
             ) from None
         raise

@@ -18,6 +18,7 @@ from swarm.wire.records import PeerRecord, Snapshot
 
 HOP_OVERHEAD_MS = 1.0  # protocol and scheduling, besides the round trip
 MOST_KINDS = 16  # of numerics that are considered, the most common ones: anybody can make some up
+RELAY_DETOUR = 2.0  # round trips through a relay, for one that was not measured: two ways instead of one
 UNKNOWN_RATE_TOKENS_PER_S = 1.0  # of a peer that has not measured itself
 
 
@@ -67,7 +68,9 @@ def plan(snapshot: Snapshot, span: Span, hints: RouteHints) -> tuple[PlannedHop,
     if not routes and hints.numerics is None and (mixed := _cheapest(usable, span, hints)):
         routes = [mixed]
     if not routes:
-        raise no_route(usable, span, _why_not_others(snapshot, span, hints))
+        raise _hidden(snapshot, usable, span) or no_route(
+            usable, span, _why_not_others(snapshot, span, hints)
+        )
     return min(routes, key=lambda route: sum(hop.expected_ms for hop in route))
 
 
@@ -91,6 +94,29 @@ def no_route(usable: Iterable[PeerRecord], span: Span, besides: str = "") -> NoR
         f"No live peer hosts blocks {missing}{besides}",
         f"Start one (swarm peer MODEL --blocks {missing.split(',')[0]} --join ADDR), or wait longer.",
     )
+
+
+def unreached(peers: Iterable[PeerId], blocks: Iterable[Span], how: str) -> NoRoute:
+    """The error for blocks that are hosted, by peers that are there and that cannot be reached, and `how`."""
+    names = [f"…{peer[-8:]}" for peer in peers]
+    who = f"Peer {names[0]} hosts" if len(names) == 1 else f"Peers {', '.join(names)} host"
+    return NoRoute(
+        f"{who} blocks {', '.join(map(str, blocks))} and cannot be reached {how}",
+        "Its owner can forward a port or let it take a relay; or start another peer for these blocks.",
+    )
+
+
+def _hidden(snapshot: Snapshot, usable: Iterable[PeerRecord], span: Span) -> NoRoute | None:
+    """The error when all that is missing is on peers that say themselves that nobody can dial them."""
+    missing = missing_blocks(usable, span)
+    hidden = [
+        record
+        for record in snapshot.peers
+        if record.reachable == "no" and any(record.span.overlap(hole) for hole in missing)
+    ]
+    if not hidden or any(missing_blocks(hidden, hole) for hole in missing):
+        return None
+    return unreached([record.peer_id for record in hidden], missing, "by anybody")
 
 
 def _why_not_others(snapshot: Snapshot, span: Span, hints: RouteHints) -> str:
@@ -127,6 +153,11 @@ def _block_ms(record: PeerRecord, hints: RouteHints) -> float:
     return 1000.0 / rate / len(record.span) * (1 + record.queue_depth)
 
 
+def _rtt_ms(record: PeerRecord, hints: RouteHints) -> float:
+    detour = RELAY_DETOUR if record.relayed else 1.0
+    return hints.rtt_ms.get(record.peer_id, hints.unknown_rtt_ms * detour)
+
+
 class _Reached(NamedTuple):
     """The cheapest way to have run every block up to one."""
 
@@ -142,7 +173,7 @@ def _cheapest(
     starts = np.array([record.start for record in candidates])
     ends = np.array([record.end for record in candidates])
     block_ms = np.array([_block_ms(record, hints) for record in candidates])
-    rtt_ms = np.array([hints.rtt_ms.get(record.peer_id, hints.unknown_rtt_ms) for record in candidates])
+    rtt_ms = np.array([_rtt_ms(record, hints) for record in candidates])
     cost_ms, started = np.full(len(candidates), np.inf), np.zeros(len(candidates), dtype=int)
     reached: list[_Reached] = []
     for block in span:

@@ -10,7 +10,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from swarm.client.hop import ASSUMED_BYTES_PER_S
-from swarm.client.router import Numerics, PlannedHop, RouteHints, missing_blocks, no_route, partition, plan
+from swarm.client.router import (
+    Numerics,
+    PlannedHop,
+    RouteHints,
+    missing_blocks,
+    no_route,
+    partition,
+    plan,
+    unreached,
+)
 from swarm.errors import NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
 from swarm.wire.messages import WIRE_VERSION
@@ -22,7 +31,7 @@ OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
 DEFAULT_NUMERICS = Numerics("fp32", "none")
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 0.5
 
 
 @dataclass(slots=True)
@@ -33,6 +42,7 @@ class _Ban:
     until: float
     retry_at: float
     reason: str
+    unreached: bool  # it did not even answer a dial
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +157,13 @@ class Routes:
         """A peer took so long for one token through these blocks; for a while that overrules its record."""
         self._observed[peer] = _Observation(decode_s * 1e3 / len(span), _now() + OBSERVATION_LIFE_S)
 
-    def lost(self, peer: PeerId, reason: str, bytes_per_s: float | None = None) -> None:
+    def lost(
+        self, peer: PeerId, reason: str, bytes_per_s: float | None = None, unreached: bool = False
+    ) -> None:
         """A peer did not answer, or refused; `reason` is a sentence for people.
 
-        `bytes_per_s` is what its link may be no faster than, if that could be why.
+        `unreached` tells that it could not even be dialled. `bytes_per_s` is what its link may be no
+        faster than, if that could be why.
         """
         if bytes_per_s is not None:
             self._bytes_per_s[peer] = bytes_per_s
@@ -161,6 +174,7 @@ class Routes:
             until=now + min(LONGEST_BAN_S, FIRST_BAN_S * 2 ** (losses - 1)),
             retry_at=now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (losses - 1)),
             reason=reason,
+            unreached=unreached,
         )
 
     def explain(self, span: Span, last: SwarmError) -> NoRoute:
@@ -169,14 +183,16 @@ class Routes:
         answering = [record for record in peers if record.peer_id not in self._bans]
         error = no_route(answering, span)
         missing = missing_blocks(answering, span)
-        reasons = [
-            self._bans[record.peer_id].reason
+        lost = {
+            record.peer_id: self._bans[record.peer_id]
             for record in peers
             if record.peer_id in self._bans and any(record.span.overlap(hole) for hole in missing)
-        ]
-        if not reasons and isinstance(last, NoRoute):
+        }
+        if not lost and isinstance(last, NoRoute):
             return last
-        reason = (reasons[-1] if reasons else last.what).rstrip(".")
+        reason = ([ban.reason for ban in lost.values()][-1] if lost else last.what).rstrip(".")
+        if lost and all(ban.unreached for ban in lost.values()):
+            return unreached(lost, missing, f"from here ({reason[:1].lower()}{reason[1:]})")
         return NoRoute(f"{error.what} ({reason[:1].lower()}{reason[1:]})", error.fix)
 
     def _banned(self) -> frozenset[PeerId]:

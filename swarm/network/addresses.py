@@ -6,6 +6,7 @@ Knows the transports a swarm uses (TCP, QUIC, and a relay in front) and no other
 
 import ipaddress
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from swarm.errors import UsageError
@@ -82,6 +83,15 @@ def parse_announce_address(text: str) -> Endpoint:
 def endpoint_of(route: str) -> Endpoint | None:
     """The endpoint that a multiaddress leads to directly; None when it goes through a relay, or is none."""
     return _parse_endpoint(route, 1) if route.startswith("/") else None
+
+
+def usable(addresses: Collection[str]) -> tuple[str, ...]:
+    """Of a node's own addresses those that others can use: through a relay first, since it is needed where
+    there is one, and loopback only when there is nothing else."""
+    endpoints = {address: endpoint_of(address.rpartition("/p2p/")[0]) for address in addresses}
+    relayed = tuple(address for address, endpoint in endpoints.items() if endpoint is None)
+    others = tuple(address for address, each in endpoints.items() if each and not each.is_loopback)
+    return relayed + others or tuple(addresses)
 
 
 def _is_route(route: str) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
-from swarm.errors import ChannelClosed
+from swarm.errors import ChannelClosed, FrameTooLarge
 from swarm.values import PeerId
 from swarm.wire.frames import MAX_BODY_BYTES, PREFIX_BYTES, decode_prefix, encode_prefix
 from swarm.wire.messages import AnyMessage, Message, decode_message, encode_message
@@ -51,10 +51,15 @@ class Envelope(NamedTuple):
 
 
 class Channel:
-    """One stream to `peer`. Several tasks may send; one may receive."""
+    """One stream to `peer`. Several tasks may send; one may receive.
 
-    def __init__(self, peer: PeerId, reader: Reader, writer: Writer) -> None:
+    `came_from` is the multiaddress that an incoming one came from, as far as the network knows it.
+    """
+
+    def __init__(self, peer: PeerId, reader: Reader, writer: Writer, came_from: str = "") -> None:
         self.peer = peer
+        self.came_from = came_from
+        self.heard_at = 0.0  # by the loop's clock: when the other end last said something
         self._reader = reader
         self._writer = writer
         self._closed = False
@@ -62,7 +67,10 @@ class Channel:
 
     async def send(self, message: Message, body: bytes | memoryview = b"") -> None:
         """Send one frame, waiting while the other end is slow. Raises `ChannelClosed`."""
-        header = encode_message(message)
+        await self.send_frame(encode_message(message), body)
+
+    async def send_frame(self, header: bytes, body: bytes | memoryview = b"") -> None:
+        """Send one frame of another protocol than that of sessions. Raises `ChannelClosed`."""
         prefix = encode_prefix(len(header), len(body))
         if self._closed:
             raise ChannelClosed(f"The channel to peer {self.peer} is closed")
@@ -83,6 +91,7 @@ class Channel:
         """
         try:
             size = decode_prefix(await self._reader.readexactly(PREFIX_BYTES), max_body_bytes)
+            self.heard_at = asyncio.get_running_loop().time()
             if size.body_bytes and reserve is not None:
                 await reserve(size.body_bytes)
             async with asyncio.timeout(_within_s(size.body_bytes)):
@@ -92,7 +101,21 @@ class Channel:
             raise ChannelClosed(f"Peer {self.peer} does not come to the end of a frame") from None
         except _STREAM_ERRORS as error:
             raise ChannelClosed(f"Peer {self.peer} closed the stream") from error
+        self.heard_at = asyncio.get_running_loop().time()
         return Envelope(decode_message(header), body)
+
+    async def receive_frame(self, most_bytes: int) -> bytes:
+        """The header of the next frame, of another protocol whose frames have no body and a limit.
+
+        Raises `ChannelClosed`, or a `ProtocolError` for what is no such frame.
+        """
+        try:
+            size = decode_prefix(await self._reader.readexactly(PREFIX_BYTES))
+            if size.header_bytes > most_bytes or size.body_bytes:
+                raise FrameTooLarge(f"A frame of more than {most_bytes} bytes, or with a body")
+            return await self._reader.readexactly(size.header_bytes)
+        except _STREAM_ERRORS as error:
+            raise ChannelClosed(f"Peer {self.peer} closed the stream") from error
 
     def close(self) -> None:
         """End the stream; what was sent is still delivered, if it is taken in soon. Safe to call twice."""

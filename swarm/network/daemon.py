@@ -16,12 +16,13 @@ import shutil
 import signal
 import socket
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from swarm.errors import ConfigurationError, PortInUse
-from swarm.network.addresses import Endpoint, JoinAddress
+from swarm.network.addresses import Endpoint, JoinAddress, parse_listen_address
 from swarm.security.identity import Identity
 
 # $1 is the private directory, the rest the daemon's command. The daemon has the only copy of stdout,
@@ -38,6 +39,16 @@ rm -rf "$directory"
 _READY_LINE = b"Peer ID:"
 _STOP_TIMEOUT_S = 2.0
 
+# What a node lends to those that it relays for. A cut of a relayed connection costs its sessions a new
+# dial, so it comes rarely; a buffer of p2pd's own 16 MiB for each direction would fill a small machine.
+_RELAY_LIMITS = (
+    "-relayTimeLimit=24h",
+    f"-relayDataLimit={64 * 2**30}",
+    f"-relayBufferSize={128 * 2**10}",
+    "-relayMaxReservations=256",
+    "-relayMaxCircuits=64",
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +59,7 @@ class DaemonOptions:
     listen: tuple[Endpoint, ...]
     announce: tuple[Endpoint, ...]
     relays: tuple[JoinAddress, ...]  # whom to ask for a relayed address; empty: none
+    relays_for_others: bool
     reachability: Literal["public", "private"] | None
     client: bool  # uses the DHT without serving it
     startup_timeout_s: float
@@ -148,24 +160,55 @@ async def _spawn(directory: Path, *command: str | Path) -> asyncio.subprocess.Pr
 
 
 def choose_ports(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-    """The same endpoints with every port 0 replaced by one that is free now."""
-    return tuple(
-        Endpoint(e.family, e.host, e.transport, e.port or _bind(e), e.suffix) for e in endpoints
-    )  # fmt: skip
+    """The same endpoints with every port 0 replaced by one that is free now: one for both families of
+    addresses, where that can be."""
+    chosen: list[Endpoint] = []
+    for endpoint in endpoints:
+        if endpoint.port == 0:
+            alike = [each.port for each in chosen if each.transport == endpoint.transport]
+            endpoint = replace(endpoint, port=_free_port(endpoint, alike))
+        chosen.append(endpoint)
+    return tuple(chosen)
+
+
+def listenable(addresses: Collection[str]) -> tuple[str, ...]:
+    """Of some addresses, as text, those of a family that this machine has."""
+    return tuple(text for text in addresses if still_here((parse_listen_address(text),)))
+
+
+def still_here(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    """Those whose address this machine has."""
+    found = []
+    for endpoint in endpoints:
+        try:
+            _bind(replace(endpoint, port=0))
+        except ConfigurationError:
+            continue
+        found.append(endpoint)
+    return tuple(found)
+
+
+def _free_port(endpoint: Endpoint, wanted: Sequence[int]) -> int:
+    for port in wanted:
+        with contextlib.suppress(PortInUse):
+            return _bind(replace(endpoint, port=port))
+    return _bind(endpoint)
 
 
 def _bind(endpoint: Endpoint) -> int:
     """Bind an endpoint for an instant; the port that it got. Raises `PortInUse` or `ConfigurationError`."""
     family = socket.AF_INET6 if endpoint.family == "ip6" else socket.AF_INET
     kind = socket.SOCK_STREAM if endpoint.transport == "tcp" else socket.SOCK_DGRAM
-    with socket.socket(family, kind) as probe:
-        if endpoint.transport == "tcp":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
-        try:
+    try:
+        with socket.socket(family, kind) as probe:
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as p2pd; IPv4 has its own
+            if endpoint.transport == "tcp":
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
             probe.bind((endpoint.host, endpoint.port))
-        except OSError as error:
-            raise _bind_error(endpoint, error) from error
-        return int(probe.getsockname()[1])
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise _bind_error(endpoint, error) from error
 
 
 def _check_ports(endpoints: tuple[Endpoint, ...]) -> None:
@@ -217,15 +260,19 @@ def _flags(options: DaemonOptions) -> list[str]:
         "-b=0",  # joining is ours: p2pd would exit when no bootstrap answers
         "-autonat",
         "-connManager",
-        "-relay=1",
+        "-relay=1",  # to dial through relays and to be dialled; serving as one is another flag
+        f"-relayService={int(options.relays_for_others)}",
+        *(_RELAY_LIMITS if options.relays_for_others else ()),
         f"-autoRelay={int(bool(options.relays))}",
+        # Else p2pd waits three minutes for four candidates, though it is told whom to take.
+        "-relayDiscovery=0",
         f"-natPortMap={int(any(not endpoint.is_loopback for endpoint in options.listen))}",
         # Without trusted relays p2pd would fall back to public nodes of another network.
         *([f"-trustedRelays={_joined(options.relays)}"] if options.relays else []),
         *([f"-hostAddrs={_joined(options.listen)}"] if options.listen else ["-noListenAddrs"]),
         *([f"-announceAddrs={_joined(options.announce)}"] if options.announce else []),
     ]
-    reachability = options.reachability or (None if options.listen else "private")
+    reachability = options.reachability or ("private" if options.relays or not options.listen else None)
     if reachability is not None:
         flags.append(f"-forceReachability{reachability.capitalize()}")
     return flags

@@ -114,7 +114,12 @@ class Dht:
 
     async def ping(self, peer: PeerId) -> bool:
         """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
-        return await self._ask(peer, Hello(self._serves), Welcome) is not None
+        return await self._call(peer, Hello(self._serves), Welcome) is not None
+
+    def forget(self, peer: PeerId) -> None:
+        """Take a node out of the routing table; it comes back when it says something."""
+        if place_of(peer) in self._table:
+            del self._table[place_of(peer)]
 
     async def explore(self) -> None:
         """Find the nodes nearest to this one, and be found by them (Kademlia, section 2.3)."""
@@ -209,9 +214,11 @@ class Dht:
         return await search.run(known, list(self._introducers), self._own)
 
     async def _ask(self, peer: PeerId, request: AnyRequest, kind: type[Answer]) -> Answer | None:
+        """As `_call`, of a node that is not left out just now."""
+        return None if self._is_banned(peer) else await self._call(peer, request, kind)
+
+    async def _call(self, peer: PeerId, request: AnyRequest, kind: type[Answer]) -> Answer | None:
         """What one node answers. None, at its cost, when it does not, or does not make sense."""
-        if self._is_banned(peer):
-            return None
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 answer = _as(kind, decode_answer(await self._around.call(peer, encode(request))))
@@ -232,8 +239,7 @@ class Dht:
         if peer == self._own:
             return
         self._bans.fault(peer, _ticks(), silent)
-        if place_of(peer) in self._table:
-            del self._table[place_of(peer)]
+        self.forget(peer)
 
     def _meet(self, peer: PeerId) -> None:
         """Take a node into the routing table; where that is full, see whether its oldest neighbor lives."""

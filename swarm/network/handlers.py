@@ -20,6 +20,10 @@ class HandlerTasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
+    def __bool__(self) -> bool:
+        """Whether any runs."""
+        return bool(self._running)
+
     def start(self, handler: Handler, channel: Channel) -> "asyncio.Task[None]":
         """Run `handler` on `channel` in a task of its own; the channel is closed after it."""
         task = asyncio.create_task(_run(handler, channel), name=f"handler for {channel.peer}")

@@ -9,8 +9,9 @@ Knows TCP and the first words of a libp2p listener; not p2pd, which is asked thr
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from swarm.errors import NetworkError, PeerUnreachable
 from swarm.network.addresses import Endpoint, JoinAddress, endpoint_of
@@ -18,11 +19,22 @@ from swarm.values import PeerId
 from swarm.wire.records import MAX_CLOCK_SKEW_S, PeerRecord
 
 TIMEOUT_S = 2.5
+RELAYED_TIMEOUT_S = 0.3  # for a direct way, when there is one through a relay
+AGAIN_EVERY_S = 0.5  # a first packet lost with a link that just comes back is repeated by TCP too late
 GREETING = b"\x13/multistream/1.0.0\n"  # multistream-select: whoever listens speaks first
 LEARN_EVERY_S = 60.0
 SEARCH_EVERY_S = 30.0
 MOST_DOORS = 1000
 MOST_ENDPOINTS = 8  # of one peer; whoever names more is not knocked at
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a peer is reached: multiaddresses, none for those that p2pd knows already. Or why it is not."""
+
+    routes: tuple[str, ...] = ()
+    why_not: str = ""
+    is_told: bool = False  # neighbors say that it is there
 
 
 @dataclass(slots=True)
@@ -34,13 +46,15 @@ class _Door:
     started_at: float | None = None  # as the peer says
     silent_since: float | None = None
     has_moved: bool = False
+    is_relayed: bool = False
 
 
 class Doors:
     """Where peers were met, and whether they answer there now.
 
     `is_connected` tells whether p2pd has a connection to a peer, `addresses_of` where a connected one
-    listens, as multiaddresses, with None for one that cannot be read.
+    listens, as multiaddresses, with None for one that cannot be read; `locate` asks neighbors that a peer
+    answers to where it listens now.
     """
 
     def __init__(
@@ -48,27 +62,21 @@ class Doors:
         is_connected: Callable[[PeerId], Awaitable[bool]],
         addresses_of: Callable[[PeerId], Awaitable[Collection[str | None]]],
         now: Callable[[], float] = time.time,
+        locate: Callable[[PeerId], Awaitable[Collection[str]]] | None = None,
     ) -> None:
         self._is_connected = is_connected
         self._addresses_of = addresses_of
         self._now = now
+        self.locate = locate
         self._doors: dict[PeerId, _Door] = {}
 
-    async def check(self, peer: PeerId, may_search: bool = False) -> None:
-        """Raises `PeerUnreachable` when p2pd would have to dial the peer and the dial would fail.
-
-        With `may_search` a peer that seems to have moved, or is silent for long, is left to libp2p once:
-        it may find it elsewhere.
-        """
+    async def check(self, peer: PeerId) -> None:
+        """Raises `PeerUnreachable` when p2pd would have to dial the peer and the dial would fail."""
         door = self._doors.get(peer)
         if door is None or not door.endpoints:
             return
         if await self._is_connected(peer):
             door.silent_since, door.has_moved = None, False
-            return
-        silent_s = self._now() - door.silent_since if door.silent_since is not None else 0.0
-        if may_search and (door.has_moved or silent_s > SEARCH_EVERY_S):
-            door.silent_since, door.has_moved = self._now(), False
             return
         reason = await knock(door.endpoints)
         if reason is None:
@@ -76,6 +84,50 @@ class Doors:
             return
         door.silent_since = door.silent_since or self._now()
         raise PeerUnreachable(f"Peer {peer} does not answer: {reason}")
+
+    async def find(self, peer: PeerId) -> tuple[str, ...]:
+        """Multiaddresses that lead to the peer now and that p2pd may not know; none when it knows enough.
+
+        Where it was met is knocked at, and at the same time neighbors are asked where it is: it may have
+        moved, or be reached through a relay only. A peer that nobody knows is left to libp2p, and so is
+        one that seems to have moved, or is silent for long, once: it may find it elsewhere. Else raises
+        `PeerUnreachable` when p2pd would dial in vain.
+        """
+        if await self._is_connected(peer):
+            return ()
+        door = self._doors.get(peer)
+        silent_s = self._now() - door.silent_since if door and door.silent_since is not None else 0.0
+        known = door.endpoints if door is not None else ()
+        was_met = bool(known) or (door is not None and door.is_relayed)
+        tries = [self._ask_where(peer, was_met), *([_knock_known(known)] if known else [])]
+        ways = await _first_way(tries)
+        found = next((way for way in ways if not way.why_not), None)
+        if door is not None and found is not None:
+            door.silent_since, door.has_moved = None, False
+        if found is not None or door is None or not was_met:
+            return found.routes if found is not None else ()
+        if (door.has_moved or silent_s > SEARCH_EVERY_S) and not any(way.is_told for way in ways):
+            door.silent_since, door.has_moved = self._now(), False
+            return ()
+        door.silent_since = door.silent_since or self._now()
+        raise PeerUnreachable(f"Peer {peer} does not answer: {ways[-1].why_not}")
+
+    async def _ask_where(self, peer: PeerId, persistent: bool) -> _Way:
+        """The way that neighbors tell of, once somebody answers there. With `persistent` they are asked
+        again, in case that they meet it meanwhile."""
+        suffix, ends_at = f"/p2p/{peer}", _now() + TIMEOUT_S
+        while not (addresses := await self.locate(peer) if self.locate is not None else ()):
+            if not persistent or self.locate is None or _now() > ends_at:
+                return _Way(why_not="its neighbors do not know it")
+            await asyncio.sleep(AGAIN_EVERY_S)
+        routes = tuple(address.removesuffix(suffix) for address in addresses if address.endswith(suffix))
+        relayed = tuple(route for route in routes if route.endswith("/p2p-circuit"))
+        endpoints = [endpoint for route in routes if (endpoint := endpoint_of(route)) is not None]
+        tcp = [endpoint for endpoint in endpoints if endpoint.transport == "tcp"][:MOST_ENDPOINTS]
+        why_not = await knock(tcp, TIMEOUT_S if not relayed else RELAYED_TIMEOUT_S)
+        if why_not is None:
+            return _Way(routes, is_told=True)
+        return _Way(relayed, "" if relayed else why_not, is_told=True)
 
     async def check_address(self, address: JoinAddress) -> None:
         """The same for a peer that was perhaps never met, at an address somebody gave us."""
@@ -102,7 +154,10 @@ class Doors:
         can_knock = len(tcp) == len(endpoints) <= MOST_ENDPOINTS
         self._doors.pop(peer, None)
         self._doors[peer] = _Door(
-            tcp if can_knock else (), self._now(), started_at=door.started_at if door else None
+            tcp if can_knock else (),
+            self._now(),
+            started_at=door.started_at if door else None,
+            is_relayed=any(address and "/p2p-circuit" in address for address in addresses),
         )
         while len(self._doors) > MOST_DOORS:
             del self._doors[next(iter(self._doors))]
@@ -139,14 +194,44 @@ async def knock(endpoints: Collection[Endpoint], timeout_s: float = TIMEOUT_S) -
     except TimeoutError:
         reason = f"silent for {timeout_s:g} s"
     finally:
-        for task in tries:
-            task.cancel()
-        await asyncio.gather(*tries, return_exceptions=True)
+        await _end(tries)
     return reason
 
 
+async def _knock_known(endpoints: Collection[Endpoint]) -> _Way:
+    return _Way(why_not=await knock(endpoints) or "")
+
+
+async def _first_way(tries: Collection[Coroutine[Any, Any, _Way]]) -> list[_Way]:
+    """What was found, in order, up to the first way that leads there."""
+    tasks = [asyncio.create_task(each) for each in tries]
+    ways: list[_Way] = []
+    try:
+        for answer in asyncio.as_completed(tasks):
+            ways.append(await answer)
+            if not ways[-1].why_not:
+                break
+    finally:
+        await _end(tasks)
+    return ways
+
+
 async def _greeting(endpoint: Endpoint) -> bytes:
-    """The first bytes that whoever listens there says; fewer when the connection ends."""
+    """The first bytes that whoever listens there says. As long as it is silent it is called again
+    every half second, beside the earlier calls."""
+    calls: list[asyncio.Task[bytes]] = []
+    try:
+        while True:
+            calls.append(asyncio.create_task(_call(endpoint)))
+            done, _ = await asyncio.wait(calls, timeout=AGAIN_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return done.pop().result()
+    finally:
+        await _end(calls)
+
+
+async def _call(endpoint: Endpoint) -> bytes:
+    """The first bytes of one connection; fewer when it ends."""
     reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
     try:
         return await reader.readexactly(len(GREETING))
@@ -154,6 +239,12 @@ async def _greeting(endpoint: Endpoint) -> bytes:
         return error.partial
     finally:
         writer.close()
+
+
+async def _end(tasks: Collection["asyncio.Task[Any]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _said(error: OSError | UnicodeError) -> str:
@@ -164,3 +255,7 @@ def _said(error: OSError | UnicodeError) -> str:
     if error.errno and text.startswith("Connect call failed"):
         text = os.strerror(error.errno)
     return text[:1].lower() + text[1:]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -22,10 +22,13 @@ from swarm.network.addresses import (
     parse_announce_address,
     parse_join_address,
     parse_listen_address,
+    usable,
 )
 from swarm.network.channel import Channel
-from swarm.network.daemon import Daemon, DaemonOptions, choose_ports
+from swarm.network.daemon import Daemon, DaemonOptions, choose_ports, still_here
 from swarm.network.handlers import HandlerTasks
+from swarm.network.own_reach import Hooks, OwnReach, RelayUse
+from swarm.network.reachability import ReachServer
 from swarm.network.rejoin import (
     Backoff,
     KnownPeer,
@@ -36,9 +39,11 @@ from swarm.network.rejoin import (
     save_peer_list,
 )
 from swarm.network.storage import RecordStorage
-from swarm.network.transport import Handler
+from swarm.network.transport import Handler, Reach
+from swarm.network.watch import Watch, WatchHooks
 from swarm.security.identity import Identity
 from swarm.values import PeerId
+from swarm.wire.reach import REACH_PROTOCOL
 from swarm.wire.records import AnyRecord
 
 if TYPE_CHECKING:
@@ -46,10 +51,10 @@ if TYPE_CHECKING:
 
 _JOIN_TIMEOUT_S = 8.0
 _JOIN_GRACE_S = 1.0  # for the slower addresses once one has answered
+_REJOIN_GRACE_S = 0.2  # the same, while a reply may wait for this node to be back
 _DHT_TIMEOUT_S = 15.0
 _STEADY_S = 60.0  # a daemon that lived this long starts a new count of failures
 _MAX_RESTARTS = 8
-_PINGS_PER_ROUND = 3
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -64,7 +69,8 @@ class Libp2pConfig:
     join: tuple[str, ...] = ()  # empty: this node is the first
     peer_list: Path | None = None  # where to remember other nodes across restarts
     client: bool = False  # uses the DHT without keeping anything for others
-    use_relay: bool = False  # ask the nodes of `join` to relay, for a machine behind a NAT
+    relay: RelayUse = "auto"  # be reached through a relay: when nobody can dial this node, always, or never
+    relays_for_others: bool = False
     reachability: Literal["public", "private"] | None = None  # overrides what libp2p finds out
     startup_timeout_s: float = 30.0
     watch_interval_s: float = 10.0
@@ -89,12 +95,14 @@ class Libp2pNetwork:
         self._options = DaemonOptions(
             listen=choose_ports(tuple(parse_listen_address(text) for text in config.listen)),
             announce=tuple(parse_announce_address(text) for text in config.announce),
-            relays=self._configured if config.use_relay else (),
-            reachability=config.reachability,
+            relays=self._configured if config.relay == "always" else (),
+            relays_for_others=config.relays_for_others,
+            # only who is reached from everywhere can relay: whoever offers to says so
+            reachability=config.reachability or ("public" if config.relays_for_others else None),
             client=config.client,
             startup_timeout_s=config.startup_timeout_s,
         )
-        self._watch_interval_s = config.watch_interval_s
+        self._is_restart_wanted = self._is_restarted = False
         self._peer_list = config.peer_list
         self._known: PeerList = load_peer_list(config.peer_list, self._configured) if config.peer_list else ()
         self._handlers: dict[str, Handler] = {}
@@ -107,6 +115,40 @@ class Libp2pNetwork:
         self._failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
         self._closed = False
         self._random = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        self._changed = asyncio.Event()
+        self._reach = OwnReach(
+            Hooks(
+                node=self._running_node,
+                options=lambda: self._options,
+                restart=self._restart_with,
+                is_busy=lambda: bool(self._tasks),
+                changed=self._reach_changed,
+            ),
+            self._configured,
+            config.relay,
+        )
+        self._watch = Watch(
+            WatchHooks(
+                node=self._running_node,
+                return_to=self._return_to,
+                restart=lambda: self._restart_with(self._options),
+                candidates=self._candidates,
+                configured=self._configured,
+                is_relayed=lambda: bool(self._options.relays),
+                saw=self._saw,
+                came_back=self._came_back,
+            ),
+            self.peer_id,
+            config.watch_interval_s,
+            self._random,
+        )
+        if not config.client:
+            self._handlers[REACH_PROTOCOL] = ReachServer(
+                self.peer_id,
+                lines=lambda: self._node,
+                is_away=lambda: self._watch.is_away,
+                relays=config.relays_for_others,
+            )
 
     @classmethod
     async def start(cls, config: Libp2pConfig, identity: Identity) -> "Libp2pNetwork":
@@ -121,8 +163,10 @@ class Libp2pNetwork:
             raise
         network._background = [
             asyncio.create_task(network._supervise(), name="libp2p supervisor"),
-            asyncio.create_task(network._watch(), name="libp2p watchdog"),
+            asyncio.create_task(network._watch.run(), name="libp2p watchdog"),
         ]
+        if not config.client:
+            network._background.append(asyncio.create_task(network._reach.run(), name="reachability check"))
         for task in network._background:
             task.add_done_callback(network._background_ended)
         return network
@@ -135,18 +179,47 @@ class Libp2pNetwork:
     def addresses(self) -> tuple[str, ...]:
         return self._addresses
 
+    @property
+    def reach(self) -> Reach | None:
+        """Whether others can dial this node; "unknown" with nobody to ask, None before that is found out."""
+        return self._reach.reach
+
+    @property
+    def why_unreachable(self) -> str:
+        """What its owner should know and do when `reach` is "no"; else empty."""
+        return self._reach.why
+
+    async def wait_reachable(self) -> None:
+        """Return when others can dial this node, as far as anybody can tell."""
+        await self._reach.reachable.wait()
+
+    async def wait_changed(self) -> None:
+        """Return when the reach of this node has changed, or it is back after it was cut off."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def hang_up(self, peer: PeerId, silent_s: float) -> None:
+        if self._node is not None and not self._closed:
+            await self._node.hang_up(peer, silent_s)
+
     async def open_channel(self, peer: PeerId, protocol: str, timeout_s: float) -> Channel:
         try:
             async with asyncio.timeout(timeout_s):
                 node = await self._running_node()
                 return await node.open_channel(peer, protocol)
         except TimeoutError:
+            await self.hang_up(peer, timeout_s)
             raise PeerUnreachable(f"Peer {peer} did not answer within {timeout_s:g} s") from None
 
     async def serve(self, protocol: str, handler: Handler) -> None:
-        self._handlers[protocol] = handler
         node = await self._running_node()
-        await self._serve_on(node, protocol, handler)
+        self._handlers[protocol] = handler
+        try:
+            await self._serve_on(node, protocol, handler)
+        except NetworkError:
+            if node is self._node and self._up.is_set():
+                raise
+            # p2pd ended meanwhile; the next one is given all handlers at its start
 
     async def store(self, key: str, sealed: bytes) -> bool:
         return await self._on_dht(lambda node: node.store(key, sealed), f"keep a record under {key}")
@@ -186,8 +259,11 @@ class Libp2pNetwork:
     async def _start_node(self) -> "Node":
         """Start p2pd and, meanwhile, load hivemind (seconds, in a thread). The node is not `_up` yet."""
         loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "swarm.network.node"))
+        options = self._options
+        if self._is_restarted:  # an address that this machine no longer has must not keep it from coming back
+            options = replace(options, listen=still_here(options.listen))
         try:
-            daemon = await Daemon.start(self._options, self._identity)
+            daemon = await Daemon.start(options, self._identity)
         except BaseException:
             loading.cancel()
             raise
@@ -200,7 +276,7 @@ class Libp2pNetwork:
         try:
             for protocol, handler in self._handlers.items():
                 await self._serve_on(node, protocol, handler)
-            self._addresses = await node.addresses()
+            self._addresses = usable(await node.addresses())
         except BaseException:
             await node.close()
             raise
@@ -220,6 +296,7 @@ class Libp2pNetwork:
         addresses = self._candidates()
         refusals = await self._join(node, addresses)
         if not self._configured or len(refusals) < len(addresses):
+            await node.explore()
             return
         for error in refusals.values():
             if isinstance(error, ClockSkew):
@@ -230,15 +307,22 @@ class Libp2pNetwork:
             "Is that node running, is the address right, and does a firewall let it through?",
         )
 
-    async def _join(self, node: "Node", addresses: Iterable[JoinAddress]) -> dict[JoinAddress, SwarmError]:
-        """Try all addresses at once; those that failed, and why."""
-        tries = {asyncio.create_task(_join_through(node, address)): address for address in addresses}
+    async def _join(
+        self,
+        node: "Node",
+        addresses: Iterable[JoinAddress],
+        grace_s: float = _JOIN_GRACE_S,
+        returning: bool = False,
+    ) -> dict[JoinAddress, SwarmError]:
+        """Try all addresses at once; those that failed, and why. `returning`: after this node was cut off."""
+        meet = node.return_to if returning else node.join
+        tries = {asyncio.create_task(_join_through(meet, address)): address for address in addresses}
         waiting = set(tries)
         joined = False
         try:
             while waiting:
                 done, waiting = await asyncio.wait(
-                    waiting, timeout=_JOIN_GRACE_S if joined else None, return_when=asyncio.FIRST_COMPLETED
+                    waiting, timeout=grace_s if joined else None, return_when=asyncio.FIRST_COMPLETED
                 )
                 if joined and not done:
                     break
@@ -246,8 +330,6 @@ class Libp2pNetwork:
         finally:
             for task in waiting:
                 task.cancel()
-        if joined:
-            await node.explore()
         refusals = {}
         for task, address in tries.items():
             refusal = None if task in waiting else task.result()
@@ -256,24 +338,45 @@ class Libp2pNetwork:
         return refusals
 
     async def _supervise(self) -> None:
-        """Start p2pd again whenever it dies; give up after several deaths in a row."""
+        """Start p2pd again whenever it ends; give up when it died several times in a row."""
         loop = asyncio.get_running_loop()
         backoff, attempt, started = Backoff(first_s=0.2, limit_s=15.0), 0, loop.time()
         while attempt < _MAX_RESTARTS:
             if self._node is not None:
                 await self._node.daemon.wait_gone()
                 self._up.clear()
-                _log.warning("The network daemon p2pd has died; it is started again")
+                if not self._is_restart_wanted:
+                    _log.warning("The network daemon p2pd has died; it is started again")
                 dead, self._node = self._node, None
                 await dead.close()
             if loop.time() - started > _STEADY_S:
                 attempt = 0
-            await asyncio.sleep(backoff.delay_s(attempt, self._random.random()))
-            attempt, started = attempt + 1, loop.time()
+            if self._is_restart_wanted:
+                self._is_restart_wanted = False
+            else:
+                await asyncio.sleep(backoff.delay_s(attempt, self._random.random()))
+                attempt += 1
+            started, self._is_restarted = loop.time(), True
             await self._restart()
         if not self._failed.done():
             self._failed.set_result(NetworkError(f"The network daemon p2pd died {attempt} times in a row"))
         self._up.set()
+
+    async def _restart_with(self, options: DaemonOptions) -> None:
+        """End p2pd on purpose and return when another runs, with these options, and has tried to join."""
+        node = await self._running_node()
+        self._options, self._is_restart_wanted = options, True
+        self._up.clear()
+        await node.daemon.stop()
+        await self._running_node()
+
+    async def _reach_changed(self) -> None:
+        self._addresses = usable(await (await self._running_node()).addresses())
+        self._changed.set()
+
+    def _came_back(self) -> None:
+        self._reach.look_again()
+        self._changed.set()
 
     def _background_ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -289,63 +392,34 @@ class Libp2pNetwork:
             _log.warning("The network daemon p2pd could not be started again: %s", error)
             return
         try:
-            await self._join(node, self._candidates())
+            await self._join(node, self._candidates(), grace_s=_REJOIN_GRACE_S)
         finally:
             self._up.set()  # not before: whom it has joined it can find
+        await node.explore()
 
-    async def _watch(self) -> None:
-        """Keep the routing table honest, remember whom we meet, and rejoin when we are lost."""
-        backoff, attempt, due = Backoff(first_s=self._watch_interval_s), 0, 0.0
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._watch_interval_s)
-            try:
-                node = await self._running_node()
-                await self._look_around(node)
-                missing = self._missing(node)
-                if not missing:
-                    attempt = 0
-                elif loop.time() >= due:
-                    await self._join(node, missing)
-                    due = loop.time() + backoff.delay_s(attempt, self._random.random())
-                    attempt += 1
-            except Exception as error:  # nothing that others say may end this node
-                _log.info("A look around the network failed: %s", error)
+    async def _return_to(self, node: "Node", addresses: tuple[JoinAddress, ...]) -> bool:
+        refusals = await self._join(node, addresses, _REJOIN_GRACE_S, returning=True)
+        return len(refusals) < len(addresses)
 
-    async def _look_around(self, node: "Node") -> None:
-        self._addresses = await node.addresses()
-        neighbors = list(node.neighbors())
-        picked = self._random.sample(neighbors, min(_PINGS_PER_ROUND, len(neighbors)))
-        await asyncio.gather(*(node.ping(peer) for peer in picked))
-        alive = set(node.neighbors())
-        seen = [await _sighting(node, peer) for peer in picked if peer in alive]
-        if seen:
-            self._known = remember(self._known, seen)
-            if self._peer_list is not None:
-                await asyncio.to_thread(save_peer_list, self._peer_list, self._configured, self._known)
-
-    def _missing(self, node: "Node") -> tuple[JoinAddress, ...]:
-        """Whom to join now: all when no neighbor is left, else the configured ones that are not met.
-
-        A bootstrap that comes back knows nobody; unless its swarm looks for it, it starts a second one.
-        """
-        neighbors = set(node.neighbors())
-        if not neighbors:
-            return self._candidates()
-        return tuple(a for a in self._configured if a.peer not in neighbors and a.peer != self.peer_id)
+    async def _saw(self, node: "Node", seen: list[KnownPeer]) -> None:
+        """Neighbors answered: remember where, across restarts, too."""
+        self._addresses = usable(await node.addresses())
+        if not seen:
+            return
+        self._known = remember(self._known, seen)
+        if self._peer_list is not None:
+            await asyncio.to_thread(save_peer_list, self._peer_list, self._configured, self._known)
 
 
-async def _join_through(node: "Node", address: JoinAddress) -> SwarmError | None:
+async def _join_through(
+    meet: Callable[[JoinAddress], Awaitable[None]], address: JoinAddress
+) -> SwarmError | None:
     """None when it worked, else why not."""
     try:
         async with asyncio.timeout(_JOIN_TIMEOUT_S):
-            await node.join(address)
+            await meet(address)
     except TimeoutError:
         return PeerUnreachable(f"{address} did not answer within {_JOIN_TIMEOUT_S:.0f} s")
     except (NetworkError, ClockSkew) as error:
         return error
     return None
-
-
-async def _sighting(node: "Node", peer: PeerId) -> KnownPeer:
-    return KnownPeer(peer, await node.addresses_of(peer), time.time())

@@ -18,7 +18,7 @@ from swarm.network.admission import Admission, newest
 from swarm.network.channel import Channel
 from swarm.network.handlers import HandlerTasks
 from swarm.network.storage import RecordStorage
-from swarm.network.transport import Handler
+from swarm.network.transport import Handler, Reach
 from swarm.security.identity import Identity
 from swarm.values import PeerId
 from swarm.wire.records import AnyRecord
@@ -177,6 +177,23 @@ class MemoryNetwork:
         ours, theirs = self._swarm.connect(self._peer_id, peer)
         target._tasks.start(handler, theirs)
         return ours
+
+    async def hang_up(self, peer: PeerId, silent_s: float) -> None:
+        """There are no connections in memory, only channels."""
+
+    @property
+    def reach(self) -> Reach:
+        return "direct"
+
+    @property
+    def why_unreachable(self) -> str:
+        return ""
+
+    async def wait_reachable(self) -> None:
+        return
+
+    async def wait_changed(self) -> None:
+        await asyncio.get_running_loop().create_future()  # nothing ever does
 
     async def serve(self, protocol: str, handler: Handler) -> None:
         self._check_open()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import re
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,13 +27,15 @@ from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
 from swarm import open_files
 from swarm.errors import ClockSkew, NetworkError, PeerUnreachable, ProtocolError
-from swarm.network.addresses import JoinAddress
+from swarm.network.addresses import Endpoint, JoinAddress
 from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
-from swarm.network.dht import Dht, Surroundings
+from swarm.network.dht import CALL_TIMEOUT_S, Dht, Surroundings
 from swarm.network.incoming import Incoming, room_for_streams
 from swarm.network.knock import Doors
+from swarm.network.reachability import locate, say_returned
 from swarm.network.storage import RecordStorage
+from swarm.security.identity import new_identity
 from swarm.values import PeerId
 from swarm.wire.directory import DIRECTORY_PROTOCOL
 from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
@@ -40,6 +43,8 @@ from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 _FIND_PEER_TIMEOUT_S = 1.0
 _MAX_UNSENT_ANSWERS = 64
+_CIRCUIT = "/p2p-circuit"
+_P2P_CODE, _CIRCUIT_CODE = b"\xa5\x03", b"\xa2\x02"  # varints of the multiaddress table
 
 OnChannel = Callable[[Channel], Awaitable[None]]
 
@@ -124,6 +129,8 @@ class Node:
         self._opening: set[asyncio.Task[Any]] = set()
         self._incoming: Incoming[Channel] = Incoming(room_for_streams(open_files.limit()))
         self._hanging_up: dict[PeerId, asyncio.Task[None]] = {}
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._doors.locate = self._locate
 
     @classmethod
     async def start(cls, daemon: Daemon, storage: RecordStorage, client: bool) -> "Node":
@@ -167,7 +174,7 @@ class Node:
         """
         with _translated(PeerUnreachable, f"{address} does not answer"):
             await self._doors.check_address(address)
-            await self._control.connect(PeerID.from_base58(address.peer), [Multiaddr(address.route)])
+            await self._control.connect(PeerID.from_base58(address.peer), [multiaddr(address.route)])
         asked_at = time.time()
         try:
             welcome = await self._dht.introduce(address.peer)
@@ -178,6 +185,17 @@ class Node:
         if not asked_at - MAX_CLOCK_SKEW_S <= welcome.time <= time.time() + MAX_CLOCK_SKEW_S:
             raise _clock_skew(address)
 
+    async def return_to(self, address: JoinAddress) -> None:
+        """Meet a node again after this one was cut off: what was left of before is closed at both ends.
+
+        Raises as `join`.
+        """
+        await self.hang_up(address.peer, 0.0)
+        await self.join(address)
+        if not await say_returned(self, address.peer):
+            await self.hang_up(address.peer, 0.0)
+            await self.join(address)
+
     async def explore(self) -> None:
         """Find the nodes nearest to this one, and be found by them."""
         await self._dht.explore()
@@ -186,9 +204,55 @@ class Node:
         """The nodes of the routing table."""
         return self._dht.neighbors()
 
-    async def ping(self, peer: PeerId) -> None:
-        """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
-        await self._dht.ping(peer)
+    async def ping(self, peer: PeerId, timeout_s: float = CALL_TIMEOUT_S) -> bool:
+        """Ask a node for a sign of life; one that gives none is disconnected and leaves the routing table."""
+        asked_at, answered = _now(), False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                answered = await self._dht.ping(peer)
+        if not answered:
+            self._dht.forget(peer)
+            await self.hang_up(peer, _now() - asked_at)
+        return answered
+
+    async def is_alive(self, peer: PeerId, timeout_s: float) -> bool:
+        """Whether a peer is connected and answers."""
+        return await _is_connected(self._control, peer) and await self.ping(peer, timeout_s)
+
+    async def hang_up(self, peer: PeerId, silent_s: float) -> None:
+        """Close the connection to a peer, so that it is dialled anew; not when one of its channels has
+        heard the peer within that time."""
+        channels = [channel for channel in self._channels if channel.peer == peer]
+        if any(_now() - channel.heard_at < silent_s for channel in channels):
+            return
+        await self._disconnect(peer)
+
+    async def count_connections(self, peer: PeerId) -> int:
+        """How many connections there are to a peer, dead ones included."""
+        response = await _ask(self._control, p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        wanted = PeerID.from_base58(peer).to_bytes()
+        return sum(info.id == wanted for info in response.peers)
+
+    async def connections(self) -> dict[PeerId, str]:
+        """Whom this node is connected to, and the multiaddress of the other end."""
+        response = await _ask(self._control, p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        return {
+            PeerId(PeerID(info.id).to_base58()): (readable(info.addrs[0]) if info.addrs else None) or ""
+            for info in response.peers
+        }
+
+    async def whose_key(self, endpoint: Endpoint) -> PeerId | None:
+        """Whose node answers at an endpoint; None when none does. Raises `NetworkError`.
+
+        libp2p is asked to dial somebody that cannot be there, and says whose key it met instead.
+        """
+        decoy = new_identity().peer_id
+        try:
+            await self._control.connect(PeerID.from_base58(decoy), [Multiaddr(str(endpoint))])
+        except _FAILURES as error:
+            met = re.search(r"remote key matches (\w+)", str(error))
+            return PeerId(met[1]) if met else None
+        return None
 
     async def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer can be reached, as far as libp2p knows; empty when it does not."""
@@ -196,8 +260,8 @@ class Node:
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
-        await self._doors.check(peer, may_search=True)
-        opening = asyncio.create_task(self._open_stream(peer, protocol))
+        routes = await self._doors.find(peer)
+        opening = asyncio.create_task(self._open_stream(peer, protocol, routes))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
         try:
@@ -206,9 +270,24 @@ class Node:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
-        return Channel(peer, reader, writer)
+        return self._channel(peer, reader, writer)
 
-    async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[Reader, Writer]:
+    def _channel(self, peer: PeerId, reader: Reader, writer: Writer, came_from: str = "") -> Channel:
+        channel = Channel(peer, reader, writer, came_from)
+        self._channels.add(channel)
+        return channel
+
+    async def _locate(self, peer: PeerId) -> tuple[str, ...]:
+        """Where neighbors say that a peer is now; only those that this node is connected to are asked."""
+        connected = await self.connections()
+        neighbors = [neighbor for neighbor in self.neighbors() if neighbor in connected]
+        return await locate(self, neighbors, peer)
+
+    async def _open_stream(
+        self, peer: PeerId, protocol: str, routes: tuple[str, ...]
+    ) -> tuple[Reader, Writer]:
+        if routes:
+            await self._control.connect(PeerID.from_base58(peer), [multiaddr(route) for route in routes])
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
         await self._doors.met(peer)
         return reader, self._end(peer, writer)
@@ -223,7 +302,7 @@ class Node:
             info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             peer = PeerId(info.peer_id.to_base58())
-            channel = Channel(peer, reader, self._end(peer, writer))
+            channel = self._channel(peer, reader, self._end(peer, writer), str(info.addr))
             ended = self._incoming.admit(peer, channel)
             for each in ended:
                 each.abort()
@@ -267,7 +346,7 @@ class Node:
             hanging_up.add_done_callback(lambda _: self._hanging_up.pop(peer, None))
 
     async def _disconnect(self, peer: PeerId) -> None:
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*_FAILURES):  # there is no connection, or p2pd has just ended
             await self._control.disconnect(PeerID.from_base58(peer))
 
     def _heard_of(self, record: AnyRecord) -> None:
@@ -307,6 +386,17 @@ async def _ask(control: ControlClient, request: p2pd_pb2.Request) -> p2pd_pb2.Re
     return response
 
 
+def multiaddr(route: str) -> Multiaddr:
+    """A route as p2pd reads it: hivemind writes the id of a relay in a form that go-libp2p refuses."""
+    if not route.endswith(_CIRCUIT):
+        return Multiaddr(route)
+    direct, _, relay = route.removesuffix(_CIRCUIT).rpartition("/p2p/")
+    peer_id = PeerID.from_base58(relay).to_bytes()
+    return Multiaddr(
+        Multiaddr(direct).to_bytes() + _P2P_CODE + bytes([len(peer_id)]) + peer_id + _CIRCUIT_CODE
+    )
+
+
 def readable(raw: bytes) -> str | None:
     """A multiaddress as text; None for one that hivemind does not understand."""
     try:
@@ -320,6 +410,10 @@ def _clock_skew(address: JoinAddress) -> ClockSkew:
         f"The clocks of this machine and of {address} differ by more than {MAX_CLOCK_SKEW_S:.0f} s",
         "Let the operating system set the time (on Linux: timedatectl set-ntp true) and try again.",
     )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _unix(path: Path) -> Multiaddr:

@@ -6,6 +6,7 @@ treated as empty.
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
@@ -23,6 +24,7 @@ MAX_KNOWN_PEERS = 64
 MAX_AGE_S = 14 * 86400.0
 MAX_ADDRESSES_PER_PEER = 4
 MAX_CANDIDATES = 24
+MAX_SHARED_LISTS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +97,20 @@ def load_peer_list(path: Path, configured: Iterable[JoinAddress]) -> PeerList:
         _log.warning("The peer list %s is ignored: %s", path, error)
         return ()
     return kept.peers if kept.joined == _texts(configured) else ()
+
+
+def shared_peer_list(folder: Path, join: Iterable[str]) -> Path:
+    """The list of all clients of this user that join the same addresses.
+
+    The oldest lists of other swarms are removed, so that short-lived ones leave no more than a few behind.
+    """
+    name = hashlib.sha256("\n".join(sorted(join)).encode()).hexdigest()[:16]
+    path = folder / f"{name}.json"
+    with contextlib.suppress(OSError):  # of a disk that can only be read, or another that does the same
+        others = sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
+        for old in [each for each in others if each != path][MAX_SHARED_LISTS - 1 :]:
+            old.unlink(missing_ok=True)
+    return path
 
 
 def save_peer_list(path: Path, configured: Iterable[JoinAddress], known: PeerList) -> None:

@@ -5,7 +5,7 @@ tests; both are held to the same contract by the same tests.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from swarm.errors import SwarmError
 from swarm.network.channel import Channel
@@ -13,6 +13,7 @@ from swarm.values import PeerId
 from swarm.wire.records import AnyRecord
 
 Handler = Callable[[Channel], Awaitable[None]]
+Reach = Literal["unknown", "direct", "relayed", "no"]
 
 
 class Network(Protocol):
@@ -36,6 +37,13 @@ class Network(Protocol):
         """
         ...
 
+    async def hang_up(self, peer: PeerId, silent_s: float) -> None:
+        """A peer was silent for so long though it should have spoken: the connection to it may be dead.
+
+        It is closed, and dialled anew by the next channel, unless another channel has heard the peer since.
+        """
+        ...
+
     async def serve(self, protocol: str, handler: Handler) -> None:
         """Answer streams of this protocol, each in a task of its own, until the node closes."""
         ...
@@ -52,6 +60,24 @@ class Network(Protocol):
 
         Each has passed network/admission. Raises `NetworkError` when nobody answers.
         """
+        ...
+
+    @property
+    def reach(self) -> Reach | None:
+        """Whether others can dial this node; "unknown" with nobody to ask, None before that is found out."""
+        ...
+
+    @property
+    def why_unreachable(self) -> str:
+        """What the owner should know and do when `reach` is "no"; else empty."""
+        ...
+
+    async def wait_reachable(self) -> None:
+        """Return when others can dial this node, as far as anybody can tell."""
+        ...
+
+    async def wait_changed(self) -> None:
+        """Return when `reach` has changed, or this node is back after it was cut off. For one waiter."""
         ...
 
     async def wait_failed(self) -> SwarmError:

@@ -15,7 +15,7 @@ from swarm.errors import NetworkError
 from swarm.network.directory import OwnDirectory
 from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.messages import WIRE_VERSION
-from swarm.wire.records import ModelRecord, PeerRecord, State
+from swarm.wire.records import ModelRecord, PeerRecord, Reachable, State
 
 RECORD_LIFE_S = 30.0
 
@@ -35,7 +35,6 @@ class Profile:
     span: Span
     dtype: str
     quantization: str = "none"
-    relayed: bool = False
     public_name: str = ""
     started_at: float = 0.0
     software: str = field(default_factory=software_version)  # read once: it is in a file
@@ -60,6 +59,7 @@ class Announcer:
         self.profile = profile
         self.state: State = "joining"
         self.load: Callable[[], Load] = Load
+        self.reachable: Callable[[], Reachable | None] = lambda: "direct"  # None: not found out yet
         self.announced_at: float | None = None  # when the record that the directory took last was issued
         self._directory = directory
         self._now = now
@@ -111,6 +111,7 @@ class Announcer:
     def record(self) -> PeerRecord:
         """The peer's record as of now."""
         profile, load, issued_at = self.profile, self.load(), self._now()
+        reachable = self.reachable()
         return PeerRecord(
             peer=profile.peer,
             model=profile.manifest,
@@ -119,7 +120,8 @@ class Announcer:
             sequence=self._next_sequence(issued_at),
             start=profile.span.start,
             end=profile.span.end,
-            state=self.state,
+            # nobody can use a peer that nobody can dial: to others it is not online yet
+            state="joining" if self.state == "online" and reachable in ("no", None) else self.state,
             dtype=profile.dtype,
             quantization=profile.quantization,
             decode_tokens_per_s=load.decode_tokens_per_s,
@@ -127,7 +129,7 @@ class Announcer:
             free_tokens=load.free_tokens,
             queue_depth=load.queue_depth,
             sessions_resumed=load.sessions_resumed,
-            relayed=profile.relayed,
+            reachable=reachable or "direct",
             on_battery=load.on_battery,
             started_at=profile.started_at,
             wire_version=WIRE_VERSION,

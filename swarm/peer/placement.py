@@ -33,10 +33,11 @@ def check_fits(span: Span, fitting: int, memory_bytes: int) -> None:
 
 
 def coverage_to_come(snapshot: Snapshot) -> list[int]:
-    """How many peers host each block or will in a moment: joining ones count, leaving ones do not."""
+    """How many peers host each block or will in a moment: joining ones count, leaving ones do not, nor do
+    those that nobody can dial."""
     counts = [0] * snapshot.num_blocks
     for record in snapshot.peers:
-        if record.state != "draining":
+        if record.state != "draining" and record.reachable != "no":
             for block in range(record.start, min(record.end, snapshot.num_blocks)):
                 counts[block] += 1
     return counts

@@ -24,6 +24,7 @@ from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.network.transport import Reach
 from swarm.peer.announcer import RECORD_LIFE_S, Announcer, Profile
 from swarm.peer.instruments import Instruments
 from swarm.peer.monitor import Monitor
@@ -69,6 +70,7 @@ class PeerEvents:
     on_loading: Callable[[Span, int, int], None]  # bytes done, bytes in all
     on_online: Callable[[Profile, Throughput], None]
     on_leaving: Callable[[float], None]  # seconds at most
+    on_reach: Callable[[Reach, tuple[str, ...], str], None]  # addresses to join through; why, if it is "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,9 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         stack.push_async_callback(network.close)
         directory = OwnDirectory(network, identity, time.time)
         announcer = Announcer(directory, _profile(config, plan, identity), time.time)
+        announcer.reachable = lambda: "direct" if network.reach == "unknown" else network.reach
         instruments = Instruments()
-        monitor = Monitor(instruments.metrics, lambda: _reasons(announcer))
+        monitor = Monitor(instruments.metrics, lambda: _reasons(announcer, network.why_unreachable))
         stack.push_async_callback(monitor.close)
         port = await monitor.start("127.0.0.1", config.monitor_port)
         events.on_joined(network.addresses, port)
@@ -108,6 +111,8 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
             await _choose_span(directory, announcer, plan)
         announcing = asyncio.create_task(persist("announcer", announcer.run))
         stack.callback(announcing.cancel)
+        reaching = asyncio.create_task(_follow_reach(network, announcer, events))
+        stack.callback(reaching.cancel)
         compute = ComputeThread()
         stack.callback(compute.close)
         try:
@@ -118,10 +123,11 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         peer = Peer(model, announcer, limits, throughput, compute, instruments, boot_clock)
         stack.push_async_callback(peer.stop)
         await peer.serve(network)
-        events.on_online(announcer.profile, throughput)
+        served = asyncio.create_task(_tell_online(network, announcer, throughput, events))
+        stack.callback(served.cancel)
         following = asyncio.create_task(follow_sleep(peer.pause, peer.resume))
         stack.callback(following.cancel)
-        await until_stopped(stop, network, [announcing, following, *peer.tasks])
+        await until_stopped(stop, network, [announcing, reaching, served, following, *peer.tasks])
         following.cancel()
         with contextlib.suppress(OSError):  # a terminal that was closed cannot be written to
             events.on_leaving(config.drain_s)
@@ -160,7 +166,6 @@ def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
         hidden_size=model.hidden_size,
         span=config.span or Span(0, model.num_blocks),
         dtype=plan.dtype,
-        relayed=not config.network.listen,
         public_name=config.public_name,
         started_at=time.time(),
     )
@@ -215,9 +220,28 @@ def _load(
     return model, measure(model, config.threads)
 
 
-def _reasons(announcer: Announcer) -> list[str]:
+async def _follow_reach(network: Libp2pNetwork, announcer: Announcer, events: PeerEvents) -> None:
+    """Announce this peer at once when others can or cannot dial it, and when it is back after a cut."""
+    told: Reach | None = None
+    while True:
+        await network.wait_changed()
+        if network.reach is not None and network.reach != told:
+            told = network.reach
+            events.on_reach(told, network.addresses, network.why_unreachable)
+        await announcer.announce()
+
+
+async def _tell_online(
+    network: Libp2pNetwork, announcer: Announcer, throughput: Throughput, events: PeerEvents
+) -> None:
+    """A peer is online when somebody else can dial it, and not before."""
+    await network.wait_reachable()
+    events.on_online(announcer.profile, throughput)
+
+
+def _reasons(announcer: Announcer, why_unreachable: str = "") -> list[str]:
     """Why the peer is not ready; empty when it is."""
-    reasons = []
+    reasons = [why_unreachable] if why_unreachable else []
     if announcer.state != "online":
         reasons.append(f"the peer is {announcer.state}")
     if announcer.announced_at is None:

@@ -25,6 +25,7 @@ MAX_SEALED_BYTES = 1536
 State = Literal["joining", "online", "draining"]
 Block = Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCKS)]
 PeerName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]  # its signature is checked against it
+Reachable = Literal["direct", "relayed", "no"]
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
@@ -50,7 +51,7 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     free_tokens: Count  # KV tokens that new sessions may still take
     queue_depth: Count
     sessions_resumed: Count = 0  # since it started: taken up here after a loss or a leave
-    relayed: bool = False  # reached through a relay, not directly
+    reachable: Reachable = "direct"  # whether others can dial it, and how
     on_battery: bool = False
     started_at: Moment = 0.0
     wire_version: Count
@@ -60,6 +61,11 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     @property
     def span(self) -> Span:
         return Span(self.start, self.end)
+
+    @property
+    def relayed(self) -> bool:
+        """Reached through a relay, not directly."""
+        return self.reachable == "relayed"
 
     @property
     def peer_id(self) -> PeerId:
@@ -142,8 +148,8 @@ class Snapshot:
     taken_at: float
 
     def online(self) -> tuple[PeerRecord, ...]:
-        """Peers that take sessions."""
-        return tuple(record for record in self.peers if record.state == "online")
+        """Peers that take sessions and that others can dial."""
+        return tuple(record for record in self.peers if record.state == "online" and record.reachable != "no")
 
     def coverage(self) -> list[int]:
         """How many online peers host each block."""

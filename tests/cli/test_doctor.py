@@ -131,9 +131,10 @@ async def test_a_swarm_that_answers_is_described():
     from swarm.security.identity import new_identity
 
     async with open_libp2p(Libp2pConfig(), new_identity()) as node:
-        found = await check_swarm(node.addresses[:1])
-    assert found.what.startswith("answered in")
-    assert (found.status, "no model yet" in found.what) == ("warn", True)
+        swarm, reach = await check_swarm(node.addresses[:1], port=0)
+    assert swarm.what.startswith("answered in")
+    assert (swarm.status, "no model yet" in swarm.what) == ("warn", True)
+    assert (reach.name, reach.status) == ("reach", "ok")
 
 
 @pytest.mark.live
@@ -143,5 +144,5 @@ async def test_a_swarm_that_does_not_answer_is_a_failed_check():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    found = await check_swarm((f"/ip4/127.0.0.1/tcp/{port}/p2p/{new_identity().peer_id}",))
+    [found] = await check_swarm((f"/ip4/127.0.0.1/tcp/{port}/p2p/{new_identity().peer_id}",), port=0)
     assert (found.status, bool(found.fix)) == ("fail", True)

@@ -6,7 +6,15 @@ import sys
 import time
 from dataclasses import dataclass
 
-from swarm.cli.output import PROGRESS_EVERY_S, note, print_json, print_result, progress
+from swarm.cli.output import (
+    PROGRESS_EVERY_S,
+    REPEAT_STATE_S,
+    StatusLine,
+    note,
+    print_json,
+    print_result,
+    progress,
+)
 
 
 class Terminal(io.StringIO):
@@ -93,3 +101,28 @@ def test_the_stage_of_a_bar_is_text_and_no_markup(monkeypatch):
         show(f"[bold]model[/nothing]{ESCAPES}", 1, 1)
     assert "[bold]model[/nothing]" in terminal.getvalue()
     assert "\x1b]0;" not in terminal.getvalue()
+
+
+def test_away_from_a_terminal_each_state_is_told_once_and_after_a_while_again(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    line = StatusLine()
+    for _ in range(3):
+        line.show("Waiting: for this.")
+        line.show("Waiting: for that.")
+    now[0] += REPEAT_STATE_S
+    line.show("Waiting: for this.")
+    line.clear()
+    assert capsys.readouterr().err == "Waiting: for this.\nWaiting: for that.\nWaiting: for this.\n"
+
+
+def test_on_a_terminal_one_line_is_rewritten_and_leaves_nothing(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    line = StatusLine()
+    line.show("Waiting: for this.")
+    line.show("w" * 500)
+    line.clear()
+    line.clear()
+    first, shown, *cleared = terminal.getvalue().split("\r\x1b[2K")
+    assert (first, set(shown), len(shown) < 500, cleared) == ("\nWaiting: for this.", {"w"}, True, [""])

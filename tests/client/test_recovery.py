@@ -53,7 +53,11 @@ def test_a_peer_that_refuses_is_replaced_and_no_half_chain_is_left(play):
         await asyncio.gather(*(hop.close(1.0) for hop in hops))
         return chosen, [wait.what for wait in waits], sessions(swarm)
 
-    assert play(scene, "0:3 3:6 3:6") == (True, ["This peer's memory for sessions is full"], [0, 0, 0])
+    assert play(scene, "0:3 3:6 3:6") == (
+        True,
+        ["No live peer hosts blocks 0:6 (this peer's memory for sessions is full)"],
+        [0, 0, 0],
+    )
 
 
 def test_when_all_refuse_the_error_has_the_blocks_and_the_last_reason(play):

@@ -147,7 +147,7 @@ async def silent_peer(stack: contextlib.ExitStack) -> tuple[P2pd, Doors]:
     doors.heard_of(record())
     p2pd.connected.clear()
     with pytest.raises(PeerUnreachable):
-        await doors.check(A, may_search=True)
+        await doors.find(A)
     return p2pd, doors
 
 
@@ -166,7 +166,7 @@ async def test_a_peer_that_started_again_is_looked_for_at_once() -> None:
         _, doors = await silent_peer(stack)
         doors.heard_of(record(started_at=NOW - 200))  # an old word that somebody has kept
         with pytest.raises(PeerUnreachable):
-            await doors.check(A, may_search=True)
+            await doors.find(A)
         doors.heard_of(record(started_at=NOW + 1))
         await doors.check(A)
 
@@ -176,7 +176,7 @@ async def test_a_word_that_a_clock_ahead_may_have_dated_is_no_sign_of_life() -> 
         _, doors = await silent_peer(stack)
         doors.heard_of(record(issued_at=NOW + 1))
         with pytest.raises(PeerUnreachable):
-            await doors.check(A, may_search=True)
+            await doors.find(A)
 
 
 @pytest.mark.parametrize("reason", ["it goes on speaking in the DHT", "it has been silent for long"])
@@ -189,9 +189,9 @@ async def test_a_silent_peer_is_looked_for_once_for_each_reason(reason: str) -> 
             p2pd.now += SEARCH_EVERY_S + 1
         with pytest.raises(PeerUnreachable):
             await doors.check(A)
-        await doors.check(A, may_search=True)
+        await doors.find(A)
         with pytest.raises(PeerUnreachable):
-            await doors.check(A, may_search=True)
+            await doors.find(A)
 
 
 async def test_a_peer_that_is_connected_again_has_a_clean_slate() -> None:
@@ -202,7 +202,7 @@ async def test_a_peer_that_is_connected_again_has_a_clean_slate() -> None:
         p2pd.connected.clear()
         p2pd.now += SEARCH_EVERY_S + 1
         with pytest.raises(PeerUnreachable):
-            await doors.check(A, may_search=True)
+            await doors.find(A)
 
 
 async def test_where_a_peer_listens_is_learned_once_and_again_when_it_could_not_be() -> None:

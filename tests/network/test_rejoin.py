@@ -11,12 +11,14 @@ from swarm.network.rejoin import (
     MAX_AGE_S,
     MAX_CANDIDATES,
     MAX_KNOWN_PEERS,
+    MAX_SHARED_LISTS,
     Backoff,
     KnownPeer,
     candidates,
     load_peer_list,
     remember,
     save_peer_list,
+    shared_peer_list,
 )
 from swarm.security.identity import Identity
 
@@ -133,3 +135,14 @@ def test_list_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.
     save_peer_list(tmp_path / "peers.json", joins(9), (known(1),))
     assert "cannot be written" in caplog.text
     assert [file.name for file in tmp_path.iterdir()] == ["peers.json"]
+
+
+def test_clients_of_one_swarm_share_a_list_and_old_ones_are_removed(tmp_path: Path) -> None:
+    lists = [shared_peer_list(tmp_path, [f"/ip4/192.0.2.1/tcp/{port}"]) for port in range(20)]
+    assert shared_peer_list(tmp_path, ["b", "a"]) == shared_peer_list(tmp_path, ["a", "b"])
+    for age, path in enumerate(reversed(lists)):
+        path.write_text("{}")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    own = shared_peer_list(tmp_path, ["/ip4/192.0.2.1/tcp/0"])
+    assert own == lists[0]
+    assert {*tmp_path.iterdir()} == {own, *lists[-(MAX_SHARED_LISTS - 1) :]}

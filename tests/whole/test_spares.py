@@ -194,5 +194,5 @@ def test_a_spare_is_kept_where_hazard_times_replay_is_worth_it(uptime_s, history
 @given(st.floats(1, 1e6), st.integers(0, 100_000), st.integers(0, 5))
 def test_more_hazard_never_makes_a_spare_less_worth(uptime_s, history, losses):
     calm = is_worth_it(record(), history, losses, uptime_s)
-    for changes, more in (({"relayed": True}, 0), ({"on_battery": True}, 0), ({}, 1)):
+    for changes, more in (({"reachable": "relayed"}, 0), ({"on_battery": True}, 0), ({}, 1)):
         assert is_worth_it(record(**changes), history, losses + more, uptime_s) or not calm

@@ -1,0 +1,200 @@
+"""Keeps a node among its neighbors: looks around now and then, and finds back when it is cut off.
+
+A neighbor that gives no sign of life is disconnected, so that it is dialled anew. When the machine's
+addresses change, or nobody answers any more, the node comes back: over the old connections where they
+live, with a new p2pd where they are all dead, since that keeps dead connections, old addresses and
+refusals to dial for minutes.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarm.errors import NetworkError
+from swarm.network.addresses import JoinAddress, endpoint_of, usable
+from swarm.network.knock import knock
+from swarm.network.links import changes, interfaces
+from swarm.network.rejoin import Backoff, KnownPeer
+from swarm.values import PeerId
+
+if TYPE_CHECKING:
+    from swarm.network.node import Node
+
+PINGS_PER_ROUND = 3
+PING_TIMEOUT_S = 2.0
+PROBE_TIMEOUT_S = 1.0  # after a change of links, when waiting costs a reply
+MOST_PROBED = 8
+KNOCK_EVERY_S = 1.0  # while nobody answers
+KNOCK_TIMEOUT_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchHooks:
+    """What is used of network/libp2p."""
+
+    node: Callable[[], Awaitable["Node"]]  # raises `NetworkError` when this node has left
+    return_to: Callable[["Node", tuple[JoinAddress, ...]], Awaitable[bool]]  # whether one of them answered
+    restart: Callable[[], Awaitable[None]]  # p2pd, which joins again
+    candidates: Callable[[], tuple[JoinAddress, ...]]
+    configured: tuple[JoinAddress, ...]
+    is_relayed: Callable[[], bool]
+    saw: Callable[["Node", list[KnownPeer]], Awaitable[None]]
+    came_back: Callable[[], None]
+
+
+class Watch:
+    """`run` until cancelled."""
+
+    def __init__(self, hooks: WatchHooks, own: PeerId, interval_s: float, chance: random.Random) -> None:
+        self.is_away = False  # about to come back after a cut
+        self._hooks = hooks
+        self._own = own
+        self._interval_s = interval_s
+        self._random = chance
+        self._moved = asyncio.Event()  # this machine has an address that it had not a moment ago
+        self._interfaces = interfaces()  # when p2pd was started, which is slow to see that they change
+        self._backoff, self._attempt, self._due = Backoff(first_s=interval_s), 0, 0.0
+
+    async def run(self) -> None:
+        """Look around every few seconds, and at once when this machine's addresses have changed."""
+        following = asyncio.create_task(self._follow_links(), name="links")
+        try:
+            await self._remember_those_met()
+            while True:
+                moved = await _happens(self._moved, self._interval_s)
+                try:
+                    await (self._come_back() if moved else self._look_around())
+                except Exception as error:  # nothing that others say may end this node
+                    _log.info("A look around the network failed: %s", error)
+                finally:
+                    self.is_away = False
+                if following.done():
+                    following.result()
+        finally:
+            following.cancel()
+
+    async def _follow_links(self) -> None:
+        before = interfaces()
+        async with aclosing(changes()) as news:
+            async for now in news:
+                if now - before:
+                    self._moved.set()
+                before = now
+
+    async def _look_around(self) -> None:
+        """Keep the routing table honest, remember whom we meet, and rejoin when we are lost."""
+        node = await self._hooks.node()
+        await self._ping_some(node)
+        if not node.neighbors():
+            await self._find_back()
+        elif missing := self._missing(node):
+            if _now() >= self._due:
+                await self._hooks.return_to(node, missing)
+                self._due = _now() + self._backoff.delay_s(self._attempt, self._random.random())
+                self._attempt += 1
+        else:
+            self._attempt = 0
+
+    def _missing(self, node: "Node") -> tuple[JoinAddress, ...]:
+        """Those of the configured ones that are not met.
+
+        A bootstrap that comes back knows nobody; unless its swarm looks for it, it starts a second one.
+        """
+        met = {*node.neighbors(), self._own}
+        return tuple(address for address in self._hooks.configured if address.peer not in met)
+
+    async def _come_back(self) -> None:
+        self._moved.clear()
+        _log.info("This machine's addresses have changed")
+        node = await self._hooks.node()
+        known = set(node.neighbors())
+        probed = [peer for peer in await node.connections() if peer in known][:MOST_PROBED]
+        alive = await asyncio.gather(*(node.is_alive(peer, PROBE_TIMEOUT_S) for peer in probed))
+        candidates = self._hooks.candidates()
+        if not any(alive) and candidates:
+            # Dead connections are told of before the new p2pd makes others: one that relays would close
+            # those, too, and with them what it has granted.
+            self.is_away = True
+            if await _anybody_there(candidates):
+                await self._hooks.return_to(node, candidates)
+            await self._restart()
+            self.is_away = False
+            if not (await self._hooks.node()).neighbors():
+                await self._find_back()
+                return
+        self._hooks.came_back()
+
+    async def _find_back(self) -> None:
+        """Knock at everybody known until somebody answers, and join."""
+        told = False
+        while candidates := self._hooks.candidates():
+            node = await self._hooks.node()
+            if await _anybody_there(candidates):
+                self.is_away = True
+                is_back = await self._hooks.return_to(node, candidates)
+                # p2pd refuses to dial for a while what it could not reach, and never asks such a relay again
+                has_moved = interfaces() != self._interfaces
+                if not is_back or has_moved or self._hooks.is_relayed():
+                    await self._restart()
+                self.is_away = False
+                if is_back:
+                    _log.info("Back in the swarm")
+                    self._hooks.came_back()
+                    await (await self._hooks.node()).explore()
+                    return
+            if node.neighbors():  # somebody has come to us
+                return
+            if not told:
+                _log.warning("Nobody of the swarm answers; trying again every second")
+                told = True
+            if await _happens(self._moved, KNOCK_EVERY_S):
+                self._moved.clear()
+
+    async def _restart(self) -> None:
+        self._interfaces = interfaces()
+        await self._hooks.restart()
+
+    async def _ping_some(self, node: "Node") -> None:
+        neighbors = list(node.neighbors())
+        picked = self._random.sample(neighbors, min(PINGS_PER_ROUND, len(neighbors)))
+        alive = await asyncio.gather(*(node.ping(peer, PING_TIMEOUT_S) for peer in picked))
+        await self._remember(node, [peer for peer, answers in zip(picked, alive, strict=True) if answers])
+
+    async def _remember_those_met(self) -> None:
+        """Whoever answered while this node joined: a command that ends soon may never look around."""
+        with contextlib.suppress(NetworkError):  # p2pd has just died
+            node = await self._hooks.node()
+            connected = await node.connections()
+            await self._remember(node, [peer for peer in node.neighbors() if peer in connected][:MOST_PROBED])
+
+    async def _remember(self, node: "Node", peers: list[PeerId]) -> None:
+        met = [KnownPeer(peer, usable(await node.addresses_of(peer)), time.time()) for peer in peers]
+        await self._hooks.saw(node, met)
+
+
+async def _anybody_there(candidates: tuple[JoinAddress, ...]) -> bool:
+    """Whether joining is worth a try: somebody answers, or is reached in a way that cannot be knocked at."""
+    endpoints = [endpoint_of(address.route) for address in candidates]
+    tcp = [each for each in endpoints if each is not None and each.transport == "tcp"]
+    return len(tcp) < len(endpoints) or await knock(tcp, KNOCK_TIMEOUT_S) is None
+
+
+async def _happens(event: asyncio.Event, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
