@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from swarm.errors import MalformedMessage
+from swarm.wire.decoding import decode
 
 REACH_PROTOCOL = "/swarm/reach/1"
 MAX_REACH_BYTES = 4096
@@ -89,7 +90,4 @@ def decode_located(data: bytes) -> Located:
 def _decode(decoder: "msgspec.msgpack.Decoder[_Read]", data: bytes) -> _Read:
     if len(data) > MAX_REACH_BYTES:
         raise MalformedMessage(f"A message of the reach protocol has at most {MAX_REACH_BYTES} bytes")
-    try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise MalformedMessage(f"Not a message of {REACH_PROTOCOL}: {error}") from error
+    return decode(decoder, data, f"a message of {REACH_PROTOCOL}")
