@@ -124,6 +124,7 @@ class Client:
         self._compute.close()
         if self._local is not None:
             self._local.compute.close()
+        await self._routes.close()
         await self._network.close()
 
     @property

@@ -224,7 +224,9 @@ class Recovery:
             return await self.local.open(planned, CODECS[settings.codec])
         bytes_per_s = self.routes.bytes_per_s(planned.peer)
         try:
-            hop = await open_hop(self.network, planned, settings, role, bytes_per_s)
+            hop = await open_hop(
+                self.network, planned, settings, role, bytes_per_s, may_wait=held != NOTHING_HELD
+            )
         except (NetworkError, ProtocolError, SessionRefused) as error:
             if _is_fenced(error) and not self.began_anew:
                 # another process has taken the conversation over: this one goes on with sessions of its own

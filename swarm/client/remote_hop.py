@@ -284,9 +284,12 @@ async def open_hop(
     settings: HopSettings,
     role: Role = "active",
     bytes_per_s: float = ASSUMED_BYTES_PER_S,
+    may_wait: bool = False,
 ) -> RemoteHop:
     """Open a session on a peer over a link of about that rate.
 
+    Once a stream is there the peer has the lease's time to answer, and all of the time for opening when it
+    `may_wait` until what runs of an earlier take has ended.
     Raises `NetworkError`, `ProtocolError` or `SessionRefused`.
     """
     channel = await network.open_channel(planned.peer, SESSION_PROTOCOL, settings.open_timeout_s)
@@ -309,17 +312,18 @@ async def open_hop(
         trace=settings.trace,
     )
     started_at = _now()
+    answers_within_s = settings.open_timeout_s if may_wait else min(settings.open_timeout_s, settings.lease_s)
     try:
-        async with asyncio.timeout(settings.open_timeout_s):
+        async with asyncio.timeout(answers_within_s):
             await channel.send(request)
             answer, _ = await channel.receive(max_body_bytes=0)
         hop = RemoteHop(planned, channel, settings, _granted(planned.peer, answer), bytes_per_s)
     except BaseException as error:
         channel.close()
         if isinstance(error, TimeoutError):
-            await network.hang_up(planned.peer, settings.open_timeout_s)
+            await network.hang_up(planned.peer, answers_within_s)
             raise PeerUnreachable(
-                f"Peer {planned.peer} did not answer within {settings.open_timeout_s:.1f} s"
+                f"Peer {planned.peer} did not answer within {answers_within_s:.1f} s"
             ) from None
         raise
     hop.rtt_s = _now() - started_at

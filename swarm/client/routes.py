@@ -6,6 +6,7 @@ while, whatever its record says, unless nobody else has its blocks.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -36,9 +37,13 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 0.5
 
 @dataclass(slots=True)
 class _Ban:
-    """A peer that did not answer. Others are preferred until `until`; it is not asked before `retry_at`."""
+    """A peer that did not answer. Others are preferred until `until`, and until it gives a sign of life.
+
+    It is not asked before `retry_at`.
+    """
 
     losses: int
+    lost_at: float  # Unix seconds, as the directory has them
     until: float
     retry_at: float
     reason: str
@@ -64,6 +69,13 @@ class Routes:
         self._bytes_per_s: dict[PeerId, float] = {}
         self._bans: dict[PeerId, _Ban] = {}
         self._observed: dict[PeerId, _Observation] = {}
+        self._refreshing: asyncio.Task[Snapshot] | None = None
+
+    async def close(self) -> None:
+        """End a look-up that nobody waits for."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -122,7 +134,16 @@ class Routes:
         return tuple(route)
 
     async def refresh(self) -> Snapshot:
-        """Fetch a snapshot; an old one serves on when the directory does not answer."""
+        """Fetch a snapshot; an old one serves on when the directory does not answer.
+
+        All that ask at the same time share one look-up.
+        """
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._look_up())
+            self._refreshing.add_done_callback(lambda each: each.cancelled() or each.exception())  # seen
+        return await asyncio.shield(self._refreshing)
+
+    async def _look_up(self) -> Snapshot:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 self._snapshot = await self._fetch()
@@ -171,6 +192,7 @@ class Routes:
         losses = ban.losses + 1 if ban else 1
         self._bans[peer] = _Ban(
             losses=losses,
+            lost_at=self._directory_time(),
             until=now + min(LONGEST_BAN_S, FIRST_BAN_S * 2 ** (losses - 1)),
             retry_at=now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (losses - 1)),
             reason=reason,
@@ -196,8 +218,19 @@ class Routes:
         return NoRoute(f"{error.what} ({reason[:1].lower()}{reason[1:]})", error.fix)
 
     def _banned(self) -> frozenset[PeerId]:
+        """Who is passed over: for a while, and until a newer record of it is a sign of life."""
         now = _now()
-        return frozenset(peer for peer, ban in self._bans.items() if ban.until > now)
+        peers = self._snapshot.peers if self._snapshot and self._bans else ()
+        issued_at = {record.peer_id: record.issued_at for record in peers}
+        return frozenset(
+            peer
+            for peer, ban in self._bans.items()
+            if ban.until > now or issued_at.get(peer, math.inf) <= ban.lost_at
+        )
+
+    def _directory_time(self) -> float:
+        """What the clock says that records go by, as far as the last snapshot tells."""
+        return self._snapshot.taken_at + _now() - self._fetched_at if self._snapshot else 0.0
 
     def _not_to_be_asked(self) -> frozenset[PeerId]:
         """Lost peers whose time to be asked again has not come: others of them get their turn."""

@@ -86,8 +86,8 @@ def meet(script, client):
         planned = PlannedHop(SERVER.peer_id, Span(2, 5), Numerics("fp32", "none"), expected_ms=10.0)
         settings = HopSettings(KEY, 3, ModelDigest("d" * 64), "fp32", HIDDEN, 100, LEASE_S, 5.0, trace="t")
 
-        async def open_it() -> RemoteHop:
-            return await open_hop(network, planned, settings)
+        async def open_it(**options) -> RemoteHop:
+            return await open_hop(network, planned, settings, **options)
 
         try:
             return await client(open_it)
@@ -176,11 +176,14 @@ def test_a_peer_that_does_not_answer_open_is_given_up_in_time():
         await asyncio.sleep(3600)
 
     async def client(open_it):
-        with pytest.raises(NetworkError, match=r"did not answer within 5.0 s"):
+        with pytest.raises(NetworkError, match=r"did not answer within 2.0 s"):
             await open_it()
-        return now()
+        waited_s = now()
+        with pytest.raises(NetworkError, match=r"did not answer within 5.0 s"):
+            await open_it(may_wait=True)
+        return waited_s, now() - waited_s
 
-    assert meet(peer, client) == pytest.approx(5.0)
+    assert meet(peer, client) == pytest.approx((LEASE_S, 5.0))
 
 
 def test_a_peer_that_closes_instead_of_answering_is_a_network_error():

@@ -4,6 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from swarm.client.hop import ASSUMED_BYTES_PER_S
 from swarm.client.router import Numerics
@@ -41,12 +42,18 @@ class Book:
         self.records = records
         self.asked = 0
         self.silent = False
+        self.renewing = {record.peer for record in records}  # whose records are always new
 
     async def fetch(self) -> Snapshot:
         self.asked += 1
         if self.silent:
             await asyncio.sleep(3600)
-        return Snapshot(ModelDigest("0" * 64), 6, self.records, 0.0)
+        now = asyncio.get_running_loop().time()
+        records = [
+            structs.replace(each, issued_at=now) if each.peer in self.renewing else each
+            for each in self.records
+        ]
+        return Snapshot(ModelDigest("0" * 64), 6, tuple(records), now)
 
 
 def with_routes(book: Book, scene):
@@ -116,17 +123,54 @@ def test_a_lost_peer_is_passed_over_for_a_while_and_longer_after_each_loss():
         await routes.refresh()
         routes.lost(A, "it is gone")
         taken = [await peers(routes)]
-        await asyncio.sleep(FIRST_BAN_S + 0.1)
-        taken.append(await peers(routes))
-        routes.lost(A, "it is gone")
-        await asyncio.sleep(FIRST_BAN_S + 0.1)
-        taken.append(await peers(routes))
+        for lost in (True, False):
+            await asyncio.sleep(FIRST_BAN_S + 0.1)
+            await routes.refresh()
+            taken.append(await peers(routes))
+            if lost:
+                routes.lost(A, "it is gone")
         await asyncio.sleep(FIRST_BAN_S)
+        await routes.refresh()
         taken.append(await peers(routes))
         return taken
 
     faster = record("a", decode_tokens_per_s=500.0)
     assert with_routes(Book(faster, record("b")), scene) == [["b"], ["a"], ["b"], ["a"]]
+
+
+def test_a_lost_peer_is_passed_over_until_it_gives_a_sign_of_life():
+    book = Book(record("a", decode_tokens_per_s=500.0), record("b"))
+
+    async def scene(routes):
+        await routes.refresh()
+        await asyncio.sleep(1.0)
+        routes.lost(A, "it is gone")
+        book.renewing = {"b"}
+        taken = []
+        for renewing in ({"b"}, {"a", "b"}):
+            await asyncio.sleep(3 * FIRST_BAN_S)
+            book.renewing = renewing
+            await routes.refresh()
+            taken.append(await peers(routes))
+        return taken
+
+    assert with_routes(book, scene) == [["b"], ["a"]]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_all_that_ask_at_the_same_time_share_one_look_up(silent):
+    book = Book(record("a"))
+    book.silent = silent
+
+    async def scene(routes):
+        asking = [asyncio.create_task(routes.refresh()) for _ in range(16)]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    _, *answers = with_routes(book, scene)
+    assert book.asked == 1
+    assert {type(answer) for answer in answers} == {NetworkError if silent else Snapshot}
 
 
 def test_a_lost_peer_that_is_the_only_one_is_taken_again_but_an_excluded_one_never():
