@@ -35,7 +35,19 @@ itself. Nothing in the project raises a bare `Exception`, and data from outside 
 `assert`.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+LossKind = Literal[
+    "broken",  # its stream ended
+    "silent",  # nothing was heard for longer than the lease
+    "stalled",  # its link takes no bytes
+    "late",  # it beats, and does not answer
+    "refused",  # it ended the session with a Fault
+    "nonsense",  # it broke the protocol, or answered what are no numbers
+    "slow",  # left in time, for another that is much faster
+    "leaving",  # left in time, because it said that it goes
+]
+"""Why a hop was left."""
 
 
 class SwarmError(Exception):
@@ -233,9 +245,10 @@ class HopLost(SwarmError):
     code = "hop_lost"
     retryable = True
 
-    def __init__(self, peer: str, reason: str, silent_s: float | None = None) -> None:
-        """`silent_s`: for how long it was silent, if that is why."""
+    def __init__(self, peer: str, kind: LossKind, reason: str, silent_s: float | None = None) -> None:
+        """`reason` is for people, `kind` for code; `silent_s`: for how long it was silent, if that is why."""
         self.peer = peer
+        self.kind = kind
         self.reason = reason
         self.silent_s = silent_s
         super().__init__(f"Peer {peer} was lost: {reason}")

@@ -78,7 +78,7 @@ class Guardian:
         if spare is not None and spare.lost:
             del spares[link]
             await spare.close()
-            raise HopLost(spare.links[0].hop.planned.peer, "it was a spare")
+            raise HopLost(spare.links[0].hop.planned.peer, "broken", "it was a spare")
         if spare is None:
             is_whole = link.ledger.start == 0  # else a spare could never catch up
             if (
@@ -99,8 +99,7 @@ class Guardian:
                 link.hop.give_up("it answers far too late")
         elif spare.lag <= CAUGHT_UP_TOKENS:
             self._slow.discard(link)
-            reason = "it is leaving" if link.hop.leaving_in_s is not None else "it is slow"
-            await self.session.swap(link, reason)
+            await self.session.swap(link, "leaving" if link.hop.leaving_in_s is not None else "slow")
 
     def _wants_spare(self, link: Link) -> bool:
         if self.policy != "auto" or self.session.position == 0:

@@ -20,6 +20,7 @@ from swarm.client.remote_hop import open_hop
 from swarm.client.router import Numerics, PlannedHop
 from swarm.client.routes import Routes
 from swarm.errors import (
+    LossKind,
     NetworkError,
     NoRoute,
     PeerUnreachable,
@@ -59,6 +60,7 @@ class Resume:
 
     at_token: int
     lost_peer: str
+    kind: LossKind
     reason: str
     started_at: float
     replayed_tokens: int = 0

@@ -13,7 +13,7 @@ import torch
 
 from swarm.client.hop import ASSUMED_BYTES_PER_S, HopSettings, HopStats
 from swarm.client.router import PlannedHop
-from swarm.errors import ChannelClosed, HopLost, PeerUnreachable, ProtocolError, SessionRefused
+from swarm.errors import ChannelClosed, HopLost, LossKind, PeerUnreachable, ProtocolError, SessionRefused
 from swarm.network.channel import SLOWEST_BYTES_PER_S, Channel
 from swarm.network.transport import Network
 from swarm.values import PeerId
@@ -104,7 +104,7 @@ class RemoteHop:
 
     def give_up(self, reason: str) -> None:
         """Wait for this hop no longer: it counts as lost."""
-        self._lose(reason)
+        self._lose("late", reason)
 
     async def step(self, hidden: torch.Tensor, reply_tokens: int) -> torch.Tensor:
         """Push rows [tokens, hidden] at the hop's position; gives the last `reply_tokens` of the result.
@@ -184,9 +184,9 @@ class RemoteHop:
         try:
             rows = decode_tensor(reply, output.tokens, self._settings.hidden_size, self._settings.codec)
         except ProtocolError as error:
-            raise self._lose(str(error)) from error
+            raise self._lose("nonsense", str(error)) from error
         if not torch.isfinite(rows).all():
-            raise self._lose("it answered what are no numbers")
+            raise self._lose("nonsense", "it answered what are no numbers")
         return rows
 
     async def _send(self, message: Message, body: bytes = b"") -> None:
@@ -198,9 +198,9 @@ class RemoteHop:
                 await self._channel.send(message, body)
         except TimeoutError:
             self._assume_slower_link()
-            raise self._lose("the link is stalled", _now() - self._sent_at) from None
+            raise self._lose("stalled", "the link is stalled", _now() - self._sent_at) from None
         except ChannelClosed:
-            raise self._lose("the stream broke") from None
+            raise self._lose("broken", "the stream broke") from None
 
     async def _answer(
         self, answer: asyncio.Future[tuple[Output, bytes]], started_at: float, tokens: int, carried_s: float
@@ -219,9 +219,9 @@ class RemoteHop:
             if now >= silence_ends_at:
                 self._assume_slower_link()
                 silent_s = now - self._heard_at
-                raise self._lose(f"silent for {silent_s:.1f} s", silent_s)
+                raise self._lose("silent", f"silent for {silent_s:.1f} s", silent_s)
             if now >= started_at + deadline_s:
-                raise self._lose(f"no answer within {deadline_s:.0f} s")
+                raise self._lose("late", f"no answer within {deadline_s:.0f} s")
             wake_at = min(silence_ends_at, started_at + deadline_s)
             await asyncio.wait({answer}, timeout=wake_at - now)
             if answer.done():
@@ -249,29 +249,29 @@ class RemoteHop:
                 elif isinstance(message, Leaving):
                     self.leaving_in_s = message.seconds
                 elif isinstance(message, Fault):
-                    self._lose(f"it refused ({message.code}): {message.text}")
+                    self._lose("refused", f"it refused ({message.code}): {message.text}")
                     return
                 else:
-                    self._lose(f"it sent {type(message).__name__}, which is not for a client")
+                    self._lose("nonsense", f"it sent {type(message).__name__}, which is not for a client")
                     return
         except ChannelClosed:
-            self._lose("the stream broke")
+            self._lose("broken", "the stream broke")
         except ProtocolError as error:
-            self._lose(str(error))
+            self._lose("nonsense", str(error))
 
     def _deliver(self, output: Output, body: bytes) -> None:
         waiting = self._waiting
         if waiting is None or output.id != waiting.id or waiting.answer.done():
             return  # the answer to a cancelled step
         if output.tokens != waiting.reply_tokens:
-            self._lose(f"it answered {output.tokens} rows instead of {waiting.reply_tokens}")
+            self._lose("nonsense", f"it answered {output.tokens} rows instead of {waiting.reply_tokens}")
             return
         waiting.answer.set_result((output, body))
 
-    def _lose(self, reason: str, silent_s: float | None = None) -> HopLost:
+    def _lose(self, kind: LossKind, reason: str, silent_s: float | None = None) -> HopLost:
         """Mark the hop as lost, once, and wake whoever waits for it."""
         if self._lost is None:
-            self._lost = HopLost(self.planned.peer, reason, silent_s)
+            self._lost = HopLost(self.planned.peer, kind, reason, silent_s)
         if self._waiting is not None and not self._waiting.answer.done():
             self._waiting.answer.set_exception(self._lost)
             self._waiting.answer.exception()  # seen, even if the waiter has given up already

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from swarm.client.hop import Hop
 from swarm.client.recovery import Resume
+from swarm.errors import LossKind
 
 FinishReason = Literal["stop", "length"]
 
@@ -43,7 +44,8 @@ class ResumeReport:
 
     at_token: int  # of the conversation
     lost_peer: str
-    reason: str
+    kind: LossKind  # for code
+    reason: str  # for people
     replayed_tokens: int
     stall_s: float
     recovery: Literal["fast", "exact"]
@@ -92,6 +94,7 @@ def report_resumes(resumes: Sequence[Resume]) -> tuple[ResumeReport, ...]:
         ResumeReport(
             at_token=resume.at_token,
             lost_peer=resume.lost_peer,
+            kind=resume.kind,
             reason=resume.reason,
             replayed_tokens=resume.replayed_tokens,
             stall_s=round(resume.stall_s or 0.0, 3),

@@ -8,6 +8,7 @@ the same push (`client/chain`). Losses are raised as `HopLost` below and handled
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -103,11 +104,11 @@ class Session:
                 spare.rewind(position)
             self._result = None
 
-    async def swap(self, link: Link, reason: str) -> None:
+    async def swap(self, link: Link, kind: Literal["slow", "leaving"]) -> None:
         """Let the link's spare take its place while nothing is lost: a planned leave, or a slow peer."""
         async with self._turn:
             if link in self._links and link in self.spares:
-                resume = Resume(self.position, link.hop.planned.peer, reason, _now())
+                resume = Resume(self.position, link.hop.planned.peer, kind, f"it is {kind}", _now())
                 self.resumes.append(resume)
                 if await self._promote(link):
                     resume.end(_now())
@@ -254,7 +255,9 @@ class Session:
 
     def _note_loss(self, lost: _Lost, started_at: float) -> None:
         hop = lost.link.hop
-        self.resumes.append(Resume(self.position, lost.error.peer, lost.error.reason, started_at))
+        self.resumes.append(
+            Resume(self.position, lost.error.peer, lost.error.kind, lost.error.reason, started_at)
+        )
         self.recovery.routes.lost(hop.planned.peer, str(lost.error), hop.bytes_per_s)
 
     async def _promote(self, link: Link) -> bool:

@@ -6,7 +6,7 @@ one bad peer hides nobody behind it. Judges no one without a reference; that is 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from swarm.client.hop import Hop, HopSettings
 from swarm.client.remote_hop import open_hop
 from swarm.client.router import PlannedHop
-from swarm.errors import HopLost, NetworkError, ProtocolError, SessionRefused
+from swarm.errors import HopLost, LossKind, NetworkError, ProtocolError, SessionRefused
 from swarm.network.transport import Network
 from swarm.security.session_key import SessionKey
 from swarm.status.agreement import Fingerprint, alike, tolerance_of
@@ -26,6 +26,14 @@ LEASE_S = 3.0
 MAX_KV_TOKENS = 64
 RUN_TIMEOUT_S = 40.0
 BROKE_PROTOCOL = "broke the protocol"
+# A loss as it stands after a peer's name. Never the other end's own text: it would be published.
+IN_WORDS: Mapping[LossKind, str] = {
+    "silent": "went silent",
+    "stalled": "went silent",
+    "broken": "broke off",
+    "late": "takes too long",
+    "refused": "refused the request",
+}
 _BUSY = frozenset({"capacity", "draining"})
 
 
@@ -117,7 +125,7 @@ class Canary:
             try:
                 answer = await hop.step(rows, 1 if last else len(rows))
             except HopLost as error:
-                result.fault = result.fault or _in_words(error.reason)
+                result.fault = result.fault or IN_WORDS.get(error.kind, BROKE_PROTOCOL)
                 hops[index] = None
                 await hop.drop()
             else:
@@ -180,15 +188,6 @@ def _blame_silent(results: list[HopResult]) -> None:
     """The run took too long: the hop that answered least held it up."""
     slowest = min(results, key=lambda result: result.steps)
     slowest.fault = slowest.fault or f"takes longer than {RUN_TIMEOUT_S:.0f} s"
-
-
-def _in_words(reason: str) -> str:
-    """A loss as it stands after a peer's name. Never the other end's own text: it would be published."""
-    told = {"silent for": "went silent", "the stream broke": "broke off", "no answer": "takes too long"}
-    refused = {"it refused": "refused the request"}
-    return next(
-        (words for start, words in (told | refused).items() if reason.startswith(start)), BROKE_PROTOCOL
-    )
 
 
 def _now() -> float:

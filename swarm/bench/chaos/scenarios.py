@@ -65,7 +65,7 @@ async def _leaves_slow_peer(scene: Scene) -> None:
     for reply in scene.seen:
         late = [gap for gap in reply.gaps_s[-20:] if gap > acts.SLOW_DELAY_S]
         scene.require(not late, f"{slow.name} was slow and was kept to the end")
-        silent = [resume for resume in reply.resumes if "silent" in resume.reason]
+        silent = [resume for resume in reply.resumes if resume.kind == "silent"]
         scene.require(not silent, f"{slow.name} was slow and was taken for dead")
 
 

@@ -16,7 +16,7 @@ from swarm.client.generation import Generation
 from swarm.errors import SwarmError
 
 LOOK_EVERY_S = 0.001
-PLANNED = ("it is slow", "it is leaving")  # reasons of moves before a loss
+PLANNED = ("slow", "leaving")  # moves before a loss
 PROMPT_TOKENS, AT_TOKEN, MAX_TOKENS = 150, 50, 120  # a loss meets 200 tokens of history
 
 Act = Callable[["Scene", Sequence[StagedPeer]], Awaitable[None]]  # given the peers of the chain, in order
@@ -165,7 +165,7 @@ class Scene:
     @property
     def losses(self) -> int:
         """How many of them were not moves away from a slow or leaving peer, made while it still served."""
-        return sum(resume.reason not in PLANNED for reply in self.seen for resume in reply.resumes)
+        return sum(resume.kind not in PLANNED for reply in self.seen for resume in reply.resumes)
 
     def _take(self, reply: Observed, expected: Sequence[int]) -> None:
         self.seen.append(reply)
