@@ -23,6 +23,7 @@ WATCH_EVERY_S = 5.0
 MAX_COLUMNS = 130  # as many as the largest models have blocks
 _DIGITS = "·123456789"  # peers a block; more than nine are a plus
 _COLOURS = {"healthy": "green", "degraded": "yellow", "broken": "red", "unknown": "blue"}
+_EXPLAINED = ("failing", "disputed", "incompatible")
 _PEER_COLOURS = {"proven": "green", "failing": "red", "disputed": "yellow", "slow": "yellow"}
 
 
@@ -141,7 +142,9 @@ def _draw_peers(console: "Console", peers: "Sequence[PeerStatus]") -> None:
         table.add_column(heading)
     for peer in peers:
         colour = _PEER_COLOURS.get(peer.condition, "default")
-        reason = f" ({escape(peer.reason)})" if peer.condition in ("failing", "disputed") else ""
+        reason = (
+            f" ({escape(peer.reason)})" if peer.condition in ("failing", "disputed", "incompatible") else ""
+        )
         table.add_row(
             f"  …{peer.peer[-8:]}",
             escape(peer.name),

@@ -121,7 +121,7 @@ def _hidden(snapshot: Snapshot, usable: Iterable[PeerRecord], span: Span) -> NoR
 
 def _why_not_others(snapshot: Snapshot, span: Span, hints: RouteHints) -> str:
     """What keeps peers that are there from being taken: another wire version, or other numerics."""
-    there = [record for record in snapshot.online() if record.span.overlap(span)]
+    there = [record for record in snapshot.peers if record.state == "online" and record.span.overlap(span)]
     versions = sorted({record.wire_version for record in there} - {WIRE_VERSION})
     if versions:
         spoken = ", ".join(map(str, versions))
@@ -136,7 +136,6 @@ def _why_not_others(snapshot: Snapshot, span: Span, hints: RouteHints) -> str:
 def _usable(record: PeerRecord, hints: RouteHints) -> bool:
     return (
         record.peer_id not in hints.excluded
-        and record.wire_version == WIRE_VERSION
         and record.dtype in FORMATS
         and (hints.numerics is None or _numerics(record) == hints.numerics)
     )

@@ -23,7 +23,6 @@ from swarm.client.router import (
 )
 from swarm.errors import NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
-from swarm.wire.messages import WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
 
 SNAPSHOT_LIFE_S = 20.0  # older than this it is fetched anew
@@ -255,7 +254,6 @@ class Routes:
             record
             for record in (self._snapshot.online() if self._snapshot else ())
             if record.peer_id not in banned
-            and record.wire_version == WIRE_VERSION
             and numerics in (None, Numerics(record.dtype, record.quantization))
         ]
 

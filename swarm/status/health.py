@@ -15,7 +15,9 @@ from swarm.values import Span, spans_of
 from swarm.wire.records import PeerRecord, Snapshot
 
 Health = Literal["healthy", "degraded", "broken", "unknown"]
-Condition = Literal["proven", "slow", "failing", "disputed", "unproven", "joining", "draining", "gone"]
+Condition = Literal[
+    "proven", "slow", "failing", "disputed", "unproven", "incompatible", "joining", "draining", "gone"
+]
 
 LATELY_S = 180.0  # a whole canary older than this proves nothing about now
 BLIND_AFTER_S = 60.0  # without a crawl that worked
@@ -67,6 +69,8 @@ def assess(snapshot: Snapshot, proof: ModelProof, now: float) -> Assessment:
 def _condition(record: PeerRecord, proof: PeerProof | None, slow: bool) -> Condition:
     if record.state != "online":
         return record.state
+    if not record.speaks_ours:
+        return "incompatible"
     if proof is None:
         return "unproven"
     if proof.verdict in ("failed", "disputed"):
@@ -146,6 +150,11 @@ def _weaknesses(
             reasons += [f"peer {short_id(peer)} {why}" for peer, why in zip(peers, told, strict=True)]
         else:
             reasons.append(f"{len(peers)} peers {text}: {listed([short_id(peer) for peer in peers])}")
+    foreign = [record for record in snapshot.peers if conditions[record.peer] == "incompatible"]
+    if foreign:
+        versions = listed([str(version) for version in sorted({record.wire_version for record in foreign})])
+        who = "1 peer speaks" if len(foreign) == 1 else f"{len(foreign)} peers speak"
+        reasons.append(f"{who} another wire version ({versions}) and cannot be used until it is updated")
     single = spans_of(block for block, count in enumerate(working) if count == 1)
     if single:
         reasons.append(f"{blocks_text(single)} {'have' if _many(single) else 'has'} one working peer only")

@@ -41,9 +41,10 @@ _RANK = {
     "slow": 2,
     "joining": 3,
     "draining": 4,
-    "unproven": 5,
-    "proven": 6,
-    "gone": 7,
+    "incompatible": 5,
+    "unproven": 6,
+    "proven": 7,
+    "gone": 8,
 }
 
 

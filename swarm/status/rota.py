@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from swarm.client.router import Numerics, PlannedHop, missing_blocks
 from swarm.values import Span
-from swarm.wire.messages import WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
 
 EXPECTED_MS = 1000.0  # for a token at a hop; only sets how long a step may take
@@ -29,7 +28,7 @@ def next_turn(snapshot: Snapshot, exercised_at: Mapping[str, float], failing: fr
     `exercised_at` says when a peer's whole span was last run. Peers in `failing` take their own
     turns, and serve in the chains of others only where nobody else has the blocks.
     """
-    online = [record for record in snapshot.online() if record.wire_version == WIRE_VERSION]
+    online = snapshot.online()
     if missing_blocks(online, Span(0, snapshot.num_blocks)):
         return None
     target = min(online, key=lambda record: (exercised_at.get(record.peer, 0.0), record.peer))

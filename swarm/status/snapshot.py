@@ -158,7 +158,7 @@ def _peer(record: PeerRecord, judged: Assessment | None, proof: PeerProof | None
         blocks=str(record.span),
         state=record.state if judged else "gone",
         condition=judged.conditions[record.peer] if judged else "gone",
-        reason=proof.reason if proof else "",
+        reason=_reason(record, proof),
         dtype=one_line(record.dtype, MAX_WORD),
         quantization=one_line(record.quantization, MAX_WORD),
         relayed=record.relayed,
@@ -177,6 +177,12 @@ def _peer(record: PeerRecord, judged: Assessment | None, proof: PeerProof | None
         canary_tokens=proof.tokens if proof else 0,
         canary_compute_s=round(proof.compute_s, 4) if proof else 0.0,
     )
+
+
+def _reason(record: PeerRecord, proof: PeerProof | None) -> str:
+    if not record.speaks_ours:
+        return f"speaks wire version {record.wire_version}"
+    return proof.reason if proof else ""
 
 
 def _age(since: float, now: float) -> float:

@@ -15,6 +15,7 @@ import msgspec
 from swarm.errors import InvalidRecord, MalformedMessage, StaleRecord
 from swarm.values import ModelDigest, PeerId, Span, spans_of
 from swarm.wire.decoding import Count, Digest, Moment, Rate, Word, decode
+from swarm.wire.messages import WIRE_VERSION
 
 MAX_LIFE_S = 90.0  # no record may live longer
 MAX_CLOCK_SKEW_S = 3.0
@@ -70,6 +71,16 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     @property
     def peer_id(self) -> PeerId:
         return PeerId(self.peer)
+
+    @property
+    def speaks_ours(self) -> bool:
+        """Whether its messages are understood here."""
+        return self.wire_version == WIRE_VERSION
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes sessions, and others can dial and understand it."""
+        return self.state == "online" and self.reachable != "no" and self.speaks_ours
 
 
 class ModelRecord(Record, tag="model", frozen=True, kw_only=True):
@@ -148,8 +159,8 @@ class Snapshot:
     taken_at: float
 
     def online(self) -> tuple[PeerRecord, ...]:
-        """Peers that take sessions and that others can dial."""
-        return tuple(record for record in self.peers if record.state == "online" and record.reachable != "no")
+        """Peers that take sessions, that others can dial, and whose messages are understood here."""
+        return tuple(record for record in self.peers if record.is_usable)
 
     def coverage(self) -> list[int]:
         """How many online peers host each block."""

@@ -1,6 +1,6 @@
 """A model is what canaries have shown it to be, not what its records claim."""
 
-from status_values import NOW, proof, record, shown, snapshot
+from status_values import NOW, proof, record, shown, snapshot, state
 
 from swarm.status.health import LATELY_S, assess
 
@@ -83,3 +83,13 @@ def test_a_start_in_the_future_does_not_hide_a_failure():
         snapshot(PAIR[0], record("b", 3, 6, started_at=NOW + 1e9), *PAIR[2:]), proof(failing), NOW
     )
     assert judged.conditions["b"] == "failing"
+
+
+def test_a_peer_of_another_wire_version_is_no_replica_and_is_told_apart():
+    foreign = record("c", 0, 6, wire_version=9)
+    judged = assess(snapshot(record("a", 0, 6), foreign), proof(), NOW)
+    assert judged.conditions["c"] == "incompatible"
+    assert judged.working == (1,) * 6
+    assert "1 peer speaks another wire version (9) and cannot be used until it is updated" in judged.reasons
+    shown = state(record("a", 0, 6), foreign).models[0].peers
+    assert [peer.reason for peer in shown if peer.peer == "c"] == ["speaks wire version 9"]
