@@ -29,6 +29,7 @@
     ├── SessionRefused          a peer refused or ended a session; carries its code
     ├── HopLost                 retryable; caught in one place, client/recovery
     └── NoRoute                 no live peer for some blocks                    exit 69
+        └── PeersFull           there are some, and they have no room
 
 `code` is stable and for machines; `str(error)` is for people. A `retryable` error may go away by
 itself. Nothing in the project raises a bare `Exception`, and data from outside never meets an
@@ -42,7 +43,9 @@ LossKind = Literal[
     "silent",  # nothing was heard for longer than the lease
     "stalled",  # its link takes no bytes
     "late",  # it beats, and does not answer
-    "refused",  # it ended the session with a Fault
+    "full",  # it has no room for the session
+    "refused",  # it ended the session with another Fault
+    "unreached",  # it did not even answer a dial
     "nonsense",  # it broke the protocol, or answered what are no numbers
     "slow",  # left in time, for another that is much faster
     "leaving",  # left in time, because it said that it goes
@@ -260,3 +263,9 @@ class NoRoute(SwarmError):
     code = "no_route"
     exit_code = 69
     retryable = True
+
+
+class PeersFull(NoRoute):
+    """Every peer that hosts some blocks is there and has no room for another session."""
+
+    code = "overloaded"

@@ -32,7 +32,7 @@ from swarm.network.transport import Network
 from swarm.security.session_key import SessionKey
 from swarm.values import PeerId, Span
 from swarm.wire.decoding import Digest
-from swarm.wire.messages import Role
+from swarm.wire.messages import NO_ROOM, Role
 from swarm.wire.tensors import CODECS
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
@@ -234,12 +234,21 @@ class Recovery:
                 # another process has taken the conversation over: this one goes on with sessions of its own
                 self.settings, self.began_anew = replace(self.settings, key=SessionKey.new()), True
             else:
-                self.routes.lost(planned.peer, str(error), unreached=isinstance(error, PeerUnreachable))
+                self.routes.lost(planned.peer, _kind_of(error), str(error))
             raise
         self.routes.heard(planned.peer, hop.rtt_s)
         # What the peer did after our last certain knowledge is void; all is, where another has cut it.
         hop.rewind(held.position if hop.rewinds == held.rewinds else 0)
         return hop
+
+
+def _kind_of(error: SwarmError) -> LossKind:
+    """Why a hop could not be opened."""
+    if isinstance(error, PeerUnreachable):
+        return "unreached"
+    if isinstance(error, SessionRefused):
+        return "full" if error.fault_code == NO_ROOM else "refused"
+    return "nonsense" if isinstance(error, ProtocolError) else "broken"
 
 
 def _is_fenced(error: SwarmError) -> bool:

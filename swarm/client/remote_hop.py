@@ -18,6 +18,7 @@ from swarm.network.channel import SLOWEST_BYTES_PER_S, Channel
 from swarm.network.transport import Network
 from swarm.values import PeerId
 from swarm.wire.messages import (
+    NO_ROOM,
     SESSION_PROTOCOL,
     WIRE_VERSION,
     AnyMessage,
@@ -249,7 +250,8 @@ class RemoteHop:
                 elif isinstance(message, Leaving):
                     self.leaving_in_s = message.seconds
                 elif isinstance(message, Fault):
-                    self._lose("refused", f"it refused ({message.code}): {message.text}")
+                    kind: LossKind = "full" if message.code == NO_ROOM else "refused"
+                    self._lose(kind, f"it refused ({message.code}): {message.text}")
                     return
                 else:
                     self._lose("nonsense", f"it sent {type(message).__name__}, which is not for a client")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swarm.errors import NoRoute
+from swarm.errors import NoRoute, PeersFull
 from swarm.values import PeerId, Span, spans_of
 from swarm.wire.messages import FORMATS, WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
@@ -93,6 +93,14 @@ def no_route(usable: Iterable[PeerRecord], span: Span, besides: str = "") -> NoR
     return NoRoute(
         f"No live peer hosts blocks {missing}{besides}",
         f"Start one (swarm peer MODEL --blocks {missing.split(',')[0]} --join ADDR), or wait longer.",
+    )
+
+
+def peers_full(blocks: Iterable[Span]) -> PeersFull:
+    """The error for blocks whose peers are all there and have no room."""
+    return PeersFull(
+        f"The peers that host blocks {', '.join(map(str, blocks))} have no room for another session",
+        "Try again in a while, or start another peer for these blocks.",
     )
 
 

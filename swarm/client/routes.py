@@ -18,10 +18,11 @@ from swarm.client.router import (
     missing_blocks,
     no_route,
     partition,
+    peers_full,
     plan,
     unreached,
 )
-from swarm.errors import NetworkError, NoRoute, SwarmError
+from swarm.errors import LossKind, NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
 
@@ -46,7 +47,7 @@ class _Ban:
     until: float
     retry_at: float
     reason: str
-    unreached: bool  # it did not even answer a dial
+    kind: LossKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +178,10 @@ class Routes:
         """A peer took so long for one token through these blocks; for a while that overrules its record."""
         self._observed[peer] = _Observation(decode_s * 1e3 / len(span), _now() + OBSERVATION_LIFE_S)
 
-    def lost(
-        self, peer: PeerId, reason: str, bytes_per_s: float | None = None, unreached: bool = False
-    ) -> None:
+    def lost(self, peer: PeerId, kind: LossKind, reason: str, bytes_per_s: float | None = None) -> None:
         """A peer did not answer, or refused; `reason` is a sentence for people.
 
-        `unreached` tells that it could not even be dialled. `bytes_per_s` is what its link may be no
-        faster than, if that could be why.
+        `bytes_per_s` is what its link may be no faster than, if that could be why.
         """
         if bytes_per_s is not None:
             self._bytes_per_s[peer] = bytes_per_s
@@ -195,7 +193,7 @@ class Routes:
             until=now + min(LONGEST_BAN_S, FIRST_BAN_S * 2 ** (losses - 1)),
             retry_at=now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (losses - 1)),
             reason=reason,
-            unreached=unreached,
+            kind=kind,
         )
 
     def explain(self, span: Span, last: SwarmError) -> NoRoute:
@@ -212,8 +210,11 @@ class Routes:
         if not lost and isinstance(last, NoRoute):
             return last
         reason = ([ban.reason for ban in lost.values()][-1] if lost else last.what).rstrip(".")
-        if lost and all(ban.unreached for ban in lost.values()):
+        kinds = {ban.kind for ban in lost.values()}
+        if kinds == {"unreached"}:
             return unreached(lost, missing, f"from here ({reason[:1].lower()}{reason[1:]})")
+        if kinds == {"full"}:
+            return peers_full(missing)
         return NoRoute(f"{error.what} ({reason[:1].lower()}{reason[1:]})", error.fix)
 
     def _banned(self) -> frozenset[PeerId]:

@@ -258,7 +258,7 @@ class Session:
         self.resumes.append(
             Resume(self.position, lost.error.peer, lost.error.kind, lost.error.reason, started_at)
         )
-        self.recovery.routes.lost(hop.planned.peer, str(lost.error), hop.bytes_per_s)
+        self.recovery.routes.lost(hop.planned.peer, lost.error.kind, str(lost.error), hop.bytes_per_s)
 
     async def _promote(self, link: Link) -> bool:
         """Put the link's spare in its place, if it has one that lives."""

@@ -20,6 +20,7 @@ from swarm.security.session_key import SessionKey
 from swarm.status.agreement import Fingerprint, alike, tolerance_of
 from swarm.status.question import Fingerprints, Question
 from swarm.values import ModelDigest
+from swarm.wire.messages import NO_ROOM
 
 OPEN_TIMEOUT_S = 5.0
 LEASE_S = 3.0
@@ -33,8 +34,9 @@ IN_WORDS: Mapping[LossKind, str] = {
     "broken": "broke off",
     "late": "takes too long",
     "refused": "refused the request",
+    "full": "refused the request",
 }
-_BUSY = frozenset({"capacity", "draining"})
+_BUSY = frozenset({NO_ROOM, "draining"})
 
 
 @dataclass(slots=True)

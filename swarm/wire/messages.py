@@ -13,6 +13,7 @@ from swarm.wire.decoding import Count, Milliseconds, Seconds, Word, decode
 WIRE_VERSION = 1
 SESSION_PROTOCOL = "/swarm/session/1"
 MAX_STEP_TOKENS = 512  # longer runs are sent as several steps
+NO_ROOM = "capacity"  # the code of a Fault for want of memory, or of sessions
 FORMATS = ("fp32", "bf16", "fp16")  # of numbers: what hidden states travel in, and blocks compute in
 
 Role = Literal["active", "spare"]

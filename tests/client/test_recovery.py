@@ -60,7 +60,7 @@ def test_a_peer_that_refuses_is_replaced_and_no_half_chain_is_left(play):
     )
 
 
-def test_when_all_refuse_the_error_has_the_blocks_and_the_last_reason(play):
+def test_when_all_are_full_the_error_says_so_and_names_the_blocks(play):
     async def scene(swarm):
         await swarm.peers[1].network.serve(SESSION_PROTOCOL, refuse)
         with pytest.raises(NoRoute) as error:
@@ -69,9 +69,9 @@ def test_when_all_refuse_the_error_has_the_blocks_and_the_last_reason(play):
         return str(error.value), sessions(swarm), asyncio.get_running_loop().time()
 
     told, left, ended_at = play(scene, "0:3 3:6")
-    assert told.startswith(
-        "No live peer hosts blocks 3:6 (this peer's memory for sessions is full). "
-        "Start one (swarm peer MODEL --blocks 3:6 --join ADDR)"
+    assert told == (
+        "The peers that host blocks 3:6 have no room for another session. "
+        "Try again in a while, or start another peer for these blocks."
     )
     assert left == [0, 0]
     assert ended_at < 4
@@ -127,7 +127,7 @@ def test_a_lost_hop_that_is_found_again_still_holds_what_it_held(play):
         await context.move_to([1, 2, 3, 4])
         [old] = context.session.hops
         recovery = context.session.recovery
-        recovery.routes.lost(old.planned.peer, "it is gone")
+        recovery.routes.lost(old.planned.peer, "broken", "it is gone")
         [new] = await recovery.replace([old])
         held = new.position
         await new.close(1.0)

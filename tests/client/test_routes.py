@@ -121,14 +121,14 @@ def test_a_directory_that_never_answered_is_a_network_error_that_says_what_to_ch
 def test_a_lost_peer_is_passed_over_for_a_while_and_longer_after_each_loss():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A, "it is gone")
+        routes.lost(A, "broken", "it is gone")
         taken = [await peers(routes)]
         for lost in (True, False):
             await asyncio.sleep(FIRST_BAN_S + 0.1)
             await routes.refresh()
             taken.append(await peers(routes))
             if lost:
-                routes.lost(A, "it is gone")
+                routes.lost(A, "broken", "it is gone")
         await asyncio.sleep(FIRST_BAN_S)
         await routes.refresh()
         taken.append(await peers(routes))
@@ -144,7 +144,7 @@ def test_a_lost_peer_is_passed_over_until_it_gives_a_sign_of_life():
     async def scene(routes):
         await routes.refresh()
         await asyncio.sleep(1.0)
-        routes.lost(A, "it is gone")
+        routes.lost(A, "broken", "it is gone")
         book.renewing = {"b"}
         taken = []
         for renewing in ({"b"}, {"a", "b"}):
@@ -176,7 +176,7 @@ def test_all_that_ask_at_the_same_time_share_one_look_up(silent):
 def test_a_lost_peer_that_is_the_only_one_is_taken_again_but_an_excluded_one_never():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A, "it is gone")
+        routes.lost(A, "broken", "it is gone")
         await asyncio.sleep(FIRST_RETRY_S)
         with pytest.raises(NoRoute):
             await routes.plan(WHOLE, excluded=frozenset({A}))
@@ -188,8 +188,8 @@ def test_a_lost_peer_that_is_the_only_one_is_taken_again_but_an_excluded_one_nev
 def test_lost_peers_that_are_all_there_is_take_turns_and_are_asked_ever_less_often():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A, "it is gone")
-        routes.lost(B, "it is gone")
+        routes.lost(A, "broken", "it is gone")
+        routes.lost(B, "broken", "it is gone")
         asked = []
         while asyncio.get_running_loop().time() < 20:
             try:
@@ -198,7 +198,7 @@ def test_lost_peers_that_are_all_there_is_take_turns_and_are_asked_ever_less_oft
                 pass
             else:
                 asked.append((peer, asyncio.get_running_loop().time()))
-                routes.lost(PeerId(peer), "it is gone")
+                routes.lost(PeerId(peer), "broken", "it is gone")
             await asyncio.sleep(0.05)
         return asked
 
@@ -214,8 +214,8 @@ def test_lost_peers_that_are_all_there_is_take_turns_and_are_asked_ever_less_oft
 def test_a_lost_peer_is_not_taken_beside_one_that_answers_because_another_span_has_nobody():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A, "it is gone")
-        routes.lost(PeerId("fast"), "it is gone")
+        routes.lost(A, "broken", "it is gone")
+        routes.lost(PeerId("fast"), "broken", "it is gone")
         await asyncio.sleep(FIRST_RETRY_S)
         return await peers(routes)
 
@@ -226,7 +226,7 @@ def test_a_lost_peer_is_not_taken_beside_one_that_answers_because_another_span_h
 def test_the_error_tells_why_the_missing_blocks_are_missing():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A, "Peer a was lost: the stream broke")
+        routes.lost(A, "broken", "Peer a was lost: the stream broke")
         return str(routes.explain(WHOLE, NoRoute("nobody")))
 
     told = with_routes(Book(record("a", 0, 3), record("b", 3, 6)), scene)
@@ -236,7 +236,7 @@ def test_the_error_tells_why_the_missing_blocks_are_missing():
 def test_a_peer_is_forgiven_when_it_serves_again_not_when_it_only_takes_a_session():
     async def scene(routes):
         await routes.refresh()
-        routes.lost(A, "it is gone")
+        routes.lost(A, "broken", "it is gone")
         routes.heard(A, 0.001)
         taken = await peers(routes)
         routes.served(A, 1e6)
@@ -250,7 +250,7 @@ def test_the_rate_of_a_link_is_what_was_measured_or_what_a_loss_makes_likely():
         rates = [routes.bytes_per_s(A)]
         routes.served(A, 1e6)
         rates.append(routes.bytes_per_s(A))
-        routes.lost(A, "it was silent", 5e5)
+        routes.lost(A, "broken", "it was silent", 5e5)
         return [*rates, routes.bytes_per_s(A)]
 
     assert with_routes(Book(record("a")), scene) == [ASSUMED_BYTES_PER_S, 1e6, 5e5]
@@ -306,3 +306,23 @@ def test_peers_of_another_wire_version_are_named_when_they_are_all_there_is():
             await routes.plan(WHOLE)
 
     with_routes(Book(record("a", wire_version=2)), scene)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code", "told"),
+    [
+        (("full", "full"), "overloaded", "have no room for another session"),
+        (("full", "broken"), "no_route", "No live peer hosts blocks 0:6"),
+        (("unreached", "unreached"), "no_route", "cannot be reached from here"),
+    ],
+)
+def test_an_error_tells_whether_peers_are_full_away_or_out_of_reach(kinds, code, told):
+    async def scene(routes):
+        await routes.refresh()
+        for peer, kind in zip((A, B), kinds, strict=True):
+            routes.lost(peer, kind, "It did not work.")
+        return routes.explain(WHOLE, NoRoute("nobody"))
+
+    error = with_routes(Book(record("a"), record("b")), scene)
+    assert error.code == code
+    assert told in str(error)

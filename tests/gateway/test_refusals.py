@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from swarm.errors import PeersFull
+from swarm.gateway.refusal import refusal_of
 from tests.gateway.conftest import CHAT, HELLO, MODEL, eventually
 
 
@@ -166,3 +168,9 @@ async def test_a_reply_over_its_deadline_is_a_504(serve):
         status, answer, _ = await served.post(CHAT, chat(max_tokens=900, ignore_eos=True))
         await eventually(lambda: served.sessions == 0)
     assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+
+
+def test_peers_without_room_are_told_as_overload_with_a_time_to_try_again():
+    refusal = refusal_of(PeersFull("The peers that host blocks 0:6 have no room", "Try again in a while."))
+    assert (refusal.status, refusal.reason) == (503, "overloaded")
+    assert "Retry-After" in refusal.headers
