@@ -172,8 +172,8 @@ async def test_a_broken_connection_is_taken_up_again_without_losing_a_token(serv
     async with serve(cost_s=0.01) as served, browse(served.url, {"max_tokens": 80}) as page:
         await ask(page, "Hello")
         await page.wait_for_selector(".message.streaming")
-        for connection in served.gateway._runner.server.connections:
-            connection.transport.abort()
+        for transport in tuple(served.gateway.server._connections.table._known):
+            transport.abort()
         await done(page)
         whole = await served.chat(messages=[{"role": "user", "content": "Hello"}], max_tokens=80)
         assert (await kept(page))[1]["content"] == whole["choices"][0]["message"]["content"]

@@ -102,7 +102,7 @@ HARM = {
 
 def test_of_a_message_only_what_has_its_type_is_kept(node):
     kept = [{"id": "a", "messages": [ASKED, GOOD, {"role": "robot"}, GOOD | HARM]}]
-    settings = '{"system": 3, "key": "k"}'
+    settings = '{"system": [3], "seed": 7, "key": "k"}'
     told = node("load", {"swarm.conversations": json.dumps(kept), "swarm.settings": settings})
     assert told["conversations"] == [{"id": "a", "messages": [ASKED, GOOD, PLAIN]}]
-    assert told["settings"] == dict.fromkeys(SETTINGS, "") | {"key": "k"}
+    assert told["settings"] == dict.fromkeys(SETTINGS, "") | {"key": "k", "seed": "7"}

@@ -22,7 +22,7 @@ export function saveConversations(conversations) {
 
 export function loadSettings() {
   const kept = record(read(SETTINGS));
-  return Object.fromEntries(SETTING_FIELDS.map((name) => [name, text(kept[name]) ?? ""]));
+  return Object.fromEntries(SETTING_FIELDS.map((name) => [name, text(kept[name]) ?? number(kept[name])?.toString() ?? ""]));
 }
 
 export function saveSettings(settings) {
