@@ -15,6 +15,7 @@
     ├── NetworkError            retryable
     │   ├── JoinFailed                                                          exit 69
     │   ├── PeerUnreachable
+    │   ├── ClockOff            this machine's clock has left those of the others
     │   └── ChannelClosed       the other end is gone
     ├── ProtocolError           the other end broke the protocol
     │   ├── FrameTooLarge
@@ -51,6 +52,9 @@ LossKind = Literal[
     "leaving",  # left in time, because it said that it goes
 ]
 """Why a hop was left."""
+
+
+CLOCK_FIX = "Let the operating system set the time (on Linux: timedatectl set-ntp true) and try again."
 
 
 class SwarmError(Exception):
@@ -152,6 +156,20 @@ class PeerUnreachable(NetworkError):
     """No stream to the peer could be opened."""
 
     code = "peer_unreachable"
+
+
+class ClockOff(NetworkError):
+    """While this node runs, its clock has come to differ from those of the nodes around it.
+
+    Records are judged by the clock: others take none of ours, and theirs seem old or from the future.
+    """
+
+    code = "clock_skew"
+
+    def __init__(self, behind_s: float) -> None:
+        """`behind_s`: how far the others are ahead; negative where this machine is."""
+        how = f"{abs(behind_s):.0f} s {'behind' if behind_s > 0 else 'ahead of'}"
+        super().__init__(f"The clock of this machine is {how} those of the nodes around it", CLOCK_FIX)
 
 
 class ChannelClosed(NetworkError):

@@ -30,7 +30,7 @@ from swarm.client.router import Numerics
 from swarm.client.routes import Routes
 from swarm.client.spares import Policy
 from swarm.config import known_peers_folder, store_root
-from swarm.errors import ManifestMismatch, RequestError, SwarmError
+from swarm.errors import ClockOff, ManifestMismatch, RequestError, SwarmError
 from swarm.model.chat_template import Json, Message
 from swarm.model.compute import Compute, ComputeThread
 from swarm.model.sampling import Sampling
@@ -249,8 +249,11 @@ class Client:
         return snapshot
 
     async def _explain_absence(self) -> None:
-        """Nobody hosts this model: say so if somebody hosts another of the same name."""
+        """Nobody hosts this model: say so if somebody hosts another of the same name, or if this machine's
+        clock makes it seem so."""
         model = self.model
+        if self._network.behind_s:
+            raise ClockOff(self._network.behind_s)
         others = [record for record in await self._directory.models() if record.name == model.name]
         if others and all(record.model != model.manifest for record in others):
             raise ManifestMismatch(

@@ -22,7 +22,7 @@ from swarm.client.router import (
     plan,
     unreached,
 )
-from swarm.errors import LossKind, NetworkError, NoRoute, SwarmError
+from swarm.errors import ClockOff, LossKind, NetworkError, NoRoute, SwarmError
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
 
@@ -147,6 +147,9 @@ class Routes:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 self._snapshot = await self._fetch()
+        except ClockOff:
+            if self._snapshot is None:
+                raise
         except (TimeoutError, NetworkError):
             if self._snapshot is None:
                 raise NetworkError(

@@ -9,6 +9,8 @@ them proves, and ends early on nobody's word; a node that answers nonsense is le
 
 import asyncio
 import hashlib
+import logging
+import statistics
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,7 +18,7 @@ from typing import Any, TypeVar
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.traverse import traverse_dht
 
-from swarm.errors import InvalidRecord, MalformedMessage, NetworkError, ProtocolError, StaleRecord
+from swarm.errors import ClockOff, InvalidRecord, MalformedMessage, NetworkError, ProtocolError, StaleRecord
 from swarm.network.admission import Admission, newest
 from swarm.network.budgets import Allowance, Bans, Budgets
 from swarm.network.storage import RecordStorage
@@ -46,6 +48,7 @@ MAX_INTRODUCERS = 4
 CALL_TIMEOUT_S = 3.0
 SEARCH_TIMEOUT_S = 4.0  # what was found by then is what there is
 ENOUGH_ANSWERS, GRACE_S = 3, 1.0  # when so many have answered, the others have so long yet
+MAX_CLOCKS = 8  # of neighbors that are compared with this one
 MAX_PROBES = 8  # of neighbors that may be gone, at a time
 YIELD_EVERY = 32  # signatures, about 3 ms
 
@@ -53,6 +56,8 @@ REQUESTS = Allowance(burst=500, per_s=50)  # of one asker
 TOLD_BYTES = Allowance(burst=64 * 2**20, per_s=4 * 2**20)  # to one asker
 OFFERED = Allowance(burst=200, per_s=10)  # records, by one asker
 OFFERED_IN_ALL = Allowance(burst=4000, per_s=1000)  # a signature takes 0.1 ms to check
+
+_log = logging.getLogger(__name__)
 
 Call = Callable[[PeerId, bytes], Awaitable[bytes]]  # one request to one node; raises `NetworkError`
 Answer = TypeVar("Answer", Welcome, Found, Stored)
@@ -78,6 +83,7 @@ class Dht:
         self._admission = Admission()
         self._table = RoutingTable(place_of(own), MAX_NODES_TOLD, depth_modulo=5)
         self._introducers: dict[PeerId, None] = {}
+        self._behind_s: dict[PeerId, float] = {}  # by the neighbors that were asked last
         self._bans = Bans()
         self._requests, self._told = Budgets(REQUESTS), Budgets(TOLD_BYTES)
         self._offered, self._offered_in_all = Budgets(OFFERED), Budgets(OFFERED_IN_ALL)
@@ -114,7 +120,17 @@ class Dht:
 
     async def ping(self, peer: PeerId) -> bool:
         """Ask a neighbor for a sign of life; one that gives none leaves the routing table."""
-        return await self._call(peer, Hello(self._serves), Welcome) is not None
+        asked_at = self._around.now()
+        welcome = await self._call(peer, Hello(self._serves), Welcome)
+        if welcome is not None:
+            self._note_time(peer, asked_at, welcome)
+        return welcome is not None
+
+    @property
+    def behind_s(self) -> float:
+        """How far the clocks of most neighbors are ahead of this one; 0 where that matters to nobody."""
+        off = [each for each in self._behind_s.values() if each]
+        return statistics.median(off) if 2 * len(off) > len(self._behind_s) else 0.0
 
     def forget(self, peer: PeerId) -> None:
         """Take a node out of the routing table; it comes back when it says something."""
@@ -170,6 +186,16 @@ class Dht:
                 return Stored(tuple(self._keep(key, sealed, asker, now) for key, sealed in entries))
             case _:
                 return Welcome(now)
+
+    def _note_time(self, peer: PeerId, asked_at: float, welcome: Welcome) -> None:
+        now, before_s = self._around.now(), self.behind_s
+        agrees = asked_at - MAX_CLOCK_SKEW_S <= welcome.time <= now + MAX_CLOCK_SKEW_S
+        self._behind_s.pop(peer, None)
+        self._behind_s[peer] = 0.0 if agrees else welcome.time - now
+        while len(self._behind_s) > MAX_CLOCKS:
+            del self._behind_s[next(iter(self._behind_s))]
+        if self.behind_s and not before_s:
+            _log.warning("%s", ClockOff(self.behind_s))
 
     def _charge(self, budgets: Budgets, asker: PeerId, amount: float) -> None:
         if not budgets.take(asker, amount, _ticks()):

@@ -202,6 +202,10 @@ class Libp2pNetwork:
         if self._node is not None and not self._closed:
             await self._node.hang_up(peer, silent_s)
 
+    @property
+    def behind_s(self) -> float:
+        return self._node.behind_s if self._node is not None else 0.0
+
     async def open_channel(self, peer: PeerId, protocol: str, timeout_s: float) -> Channel:
         try:
             async with asyncio.timeout(timeout_s):

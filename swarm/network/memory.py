@@ -162,6 +162,10 @@ class MemoryNetwork:
     def addresses(self) -> tuple[str, ...]:
         return (f"/memory/0/p2p/{self._peer_id}",)
 
+    @property
+    def behind_s(self) -> float:
+        return 0.0
+
     async def open_channel(self, peer: PeerId, protocol: str, timeout_s: float) -> Channel:
         self._check_open()
         try:

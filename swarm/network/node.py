@@ -26,7 +26,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
 from swarm import open_files
-from swarm.errors import ClockSkew, NetworkError, PeerUnreachable, ProtocolError
+from swarm.errors import CLOCK_FIX, ClockSkew, NetworkError, PeerUnreachable, ProtocolError
 from swarm.network.addresses import Endpoint, JoinAddress
 from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
@@ -195,6 +195,11 @@ class Node:
         if not await say_returned(self, address.peer):
             await self.hang_up(address.peer, 0.0)
             await self.join(address)
+
+    @property
+    def behind_s(self) -> float:
+        """How far the clocks of most neighbors are ahead of this one; 0 where that matters to nobody."""
+        return self._dht.behind_s
 
     async def explore(self) -> None:
         """Find the nodes nearest to this one, and be found by them."""
@@ -408,7 +413,7 @@ def readable(raw: bytes) -> str | None:
 def _clock_skew(address: JoinAddress) -> ClockSkew:
     return ClockSkew(
         f"The clocks of this machine and of {address} differ by more than {MAX_CLOCK_SKEW_S:.0f} s",
-        "Let the operating system set the time (on Linux: timedatectl set-ntp true) and try again.",
+        CLOCK_FIX,
     )
 
 

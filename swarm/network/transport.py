@@ -29,6 +29,11 @@ class Network(Protocol):
         """Multiaddresses others can join through, each ending in /p2p/<peer id>."""
         ...
 
+    @property
+    def behind_s(self) -> float:
+        """How far the clocks of the nodes around are ahead of this one's, where it matters; else 0."""
+        ...
+
     async def open_channel(self, peer: PeerId, protocol: str, timeout_s: float) -> Channel:
         """Open a stream to a peer. Raises `PeerUnreachable` at the latest after `timeout_s`.
 

@@ -85,6 +85,8 @@ class Announcer:
             accepted = await self._directory.announce(record)
             if accepted:
                 self.announced_at = record.issued_at
+            else:
+                _logger.warning("No other node of the directory has taken our record")
             if self.state == "online":
                 await self._directory.announce_model(self.model_record())
         except NetworkError as error:

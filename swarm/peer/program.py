@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from swarm.errors import ClockOff
 from swarm.lifetime import persist, until_stopped
 from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
@@ -24,7 +25,7 @@ from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
-from swarm.network.transport import Reach
+from swarm.network.transport import Network, Reach
 from swarm.peer.announcer import RECORD_LIFE_S, Announcer, Profile
 from swarm.peer.instruments import Instruments
 from swarm.peer.monitor import Monitor
@@ -102,7 +103,7 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         announcer = Announcer(directory, _profile(config, plan, identity), time.time)
         announcer.reachable = lambda: "direct" if network.reach == "unknown" else network.reach
         instruments = Instruments()
-        monitor = Monitor(instruments.metrics, lambda: _reasons(announcer, network.why_unreachable))
+        monitor = Monitor(instruments.metrics, lambda: _reasons(announcer, network))
         stack.push_async_callback(monitor.close)
         port = await monitor.start("127.0.0.1", config.monitor_port)
         events.on_joined(network.addresses, port)
@@ -239,9 +240,11 @@ async def _tell_online(
     events.on_online(announcer.profile, throughput)
 
 
-def _reasons(announcer: Announcer, why_unreachable: str = "") -> list[str]:
+def _reasons(announcer: Announcer, network: Network) -> list[str]:
     """Why the peer is not ready; empty when it is."""
-    reasons = [why_unreachable] if why_unreachable else []
+    reasons = [network.why_unreachable] if network.why_unreachable else []
+    if network.behind_s:
+        reasons.append(str(ClockOff(network.behind_s)))
     if announcer.state != "online":
         reasons.append(f"the peer is {announcer.state}")
     if announcer.announced_at is None:

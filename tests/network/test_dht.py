@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -321,5 +321,38 @@ def test_any_bytes_are_answered_or_refused(raw: bytes) -> None:
         except ProtocolError:
             return
         assert isinstance(decode_answer(answer), Welcome | Found | Stored)
+
+    play(act)
+
+
+@pytest.mark.parametrize(("jump_s", "told"), [(-60.0, "60 s behind"), (60.0, "60 s ahead of"), (2.0, None)])
+def test_a_clock_that_jumps_while_running_is_noticed(caplog, jump_s: float, told: str | None) -> None:
+    async def act(fabric: Fabric) -> None:
+        others = [(await fabric.add())[1].peer_id for _ in range(3)]
+        node, _ = await fabric.add()
+        for peer in others:
+            assert await node.ping(peer)
+        assert node.behind_s == 0.0
+        node._around = replace(node._around, now=lambda: now() + jump_s)
+        for peer in others:
+            assert await node.ping(peer)
+        assert node.behind_s == pytest.approx(-jump_s if told else 0.0, abs=0.1)
+        node._around = replace(node._around, now=now)
+        for peer in others:
+            assert await node.ping(peer)
+        assert node.behind_s == 0.0
+
+    play(act)
+    assert [told in record.message for record in caplog.records] == ([True] if told else [])
+
+
+def test_one_node_that_lies_about_the_time_is_not_believed() -> None:
+    async def act(fabric: Fabric) -> None:
+        others = [(await fabric.add())[1].peer_id for _ in range(2)]
+        node, _ = await fabric.add()
+        liar = fabric.add_evil(lambda _: says(encode(Welcome(1.0))), known_by=node)
+        for peer in (*others, liar):
+            await node.ping(peer)
+        assert node.behind_s == 0.0
 
     play(act)

@@ -72,7 +72,8 @@ class Joining:
 
     def __init__(self, net: MemorySwarm, identity: Identity, peer_config: PeerConfig) -> None:
         self.plan = _make_plan(peer_config)
-        self.directory = OwnDirectory(net.join(identity), identity, net.now)
+        self.network = net.join(identity)
+        self.directory = OwnDirectory(self.network, identity, net.now)
         self.announcer = Announcer(self.directory, _profile(peer_config, self.plan, identity), net.now)
 
     async def choose(self) -> Span:
@@ -113,11 +114,11 @@ def test_a_peer_that_could_not_load_takes_its_announcement_back(tiny_directory):
 def test_a_peer_is_ready_when_it_is_online_and_the_directory_knows(tiny_directory):
     async def main():
         peer = Joining(network(), new_identity(), config(tiny_directory))
-        reasons = [_reasons(peer.announcer)]
+        reasons = [_reasons(peer.announcer, peer.network)]
         await peer.announcer.announce()
-        reasons.append(_reasons(peer.announcer))
+        reasons.append(_reasons(peer.announcer, peer.network))
         await peer.announcer.move_to("online")
-        return [*reasons, _reasons(peer.announcer)]
+        return [*reasons, _reasons(peer.announcer, peer.network)]
 
     assert run_virtual(main()) == [
         ["the peer is joining", "the directory has not taken the record"],
@@ -136,15 +137,15 @@ def test_a_peer_whose_records_the_directory_takes_no_more_is_ready_until_the_las
         await peer.announcer.move_to("online")
         await asyncio.sleep(60.5)
         net.store = lambda key, sealed, sender: False  # every node refuses what it is given
-        seen = [(loop.time(), _reasons(peer.announcer))]
+        seen = [(loop.time(), _reasons(peer.announcer, peer.network))]
         while loop.time() < 120:
             await asyncio.sleep(0.5)
-            if seen[-1][1] != (reasons := _reasons(peer.announcer)):
+            if seen[-1][1] != (reasons := _reasons(peer.announcer, peer.network)):
                 seen.append((loop.time(), reasons))
         del net.store
         await asyncio.sleep(10)
         announcing.cancel()
-        return seen[:2], _reasons(peer.announcer)
+        return seen[:2], _reasons(peer.announcer, peer.network)
 
     [(_, before), (expired_at, after)], recovered = run_virtual(main())
     assert (before, recovered) == ([], [])
@@ -170,7 +171,7 @@ def test_a_model_record_that_is_not_taken_leaves_the_peer_ready(tiny_directory, 
     async def main():
         peer = Joining(network(), new_identity(), config(tiny_directory))
         await peer.announcer.move_to("online")
-        return _reasons(peer.announcer)
+        return _reasons(peer.announcer, peer.network)
 
     assert run_virtual(main()) == []
 
@@ -192,3 +193,14 @@ def test_a_machine_is_on_battery_when_no_power_is_plugged_in(monkeypatch, plugge
     battery = SimpleNamespace(power_plugged=plugged)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery)
     assert _is_on_battery() is on_battery
+
+
+def test_a_peer_whose_clock_has_left_the_others_is_not_ready(tiny_directory, monkeypatch):
+    async def main():
+        peer = Joining(network(), new_identity(), config(tiny_directory))
+        await peer.announcer.move_to("online")
+        monkeypatch.setattr(type(peer.network), "behind_s", 61.0)
+        return _reasons(peer.announcer, peer.network)
+
+    [reason] = run_virtual(main())
+    assert reason.startswith("The clock of this machine is 61 s behind those of the nodes around it.")
