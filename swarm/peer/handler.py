@@ -18,7 +18,7 @@ from swarm.peer.executor import Executor
 from swarm.peer.in_flight import InFlight, Room
 from swarm.peer.inbox import Inbox
 from swarm.peer.sessions import PeerSession, SessionTable
-from swarm.security.session_key import Claim
+from swarm.security.session_key import OwnerProof
 from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.messages import (
     MAX_STEP_TOKENS,
@@ -210,8 +210,8 @@ class SessionHandler:
             _refuse("span", f"{request.start}:{request.end}", str(hosting.span))
         if request.codec not in CODECS:
             _refuse("codec", request.codec, ", ".join(CODECS))
-        claim = Claim(PeerId(request.owner), request.session, request.epoch, request.proof)
-        if not claim.holds(hosting.peer, client):
+        proof = OwnerProof(PeerId(request.owner), request.session, request.epoch, request.proof)
+        if not proof.holds(hosting.peer, client):
             raise SessionRefused("owner", "Open is not signed by the conversation's key.", "proof")
         if self._leaves_at is not None:
             raise SessionRefused("draining", "This peer is leaving and takes no new sessions.")

@@ -43,7 +43,7 @@ class SessionKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class OwnerProof:
     """What an `Open` says about who may take a session up."""
 
     owner: PeerId

@@ -26,29 +26,29 @@ NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Sealed = Annotated[bytes, msgspec.Meta(max_length=MAX_SEALED_BYTES)]
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class DirectoryRequest(msgspec.Struct, frozen=True, array_like=True):
     """Base of all requests. `serves`: the asker answers requests itself, so it may be told to others."""
 
     serves: bool
 
 
-class Hello(Request, tag="hello", frozen=True, array_like=True):
+class Hello(DirectoryRequest, tag="hello", frozen=True, array_like=True):
     """Are you there, and what time is it? Answered by `Welcome`."""
 
 
-class FindNodes(Request, tag="nodes", frozen=True, array_like=True):
+class FindNodes(DirectoryRequest, tag="nodes", frozen=True, array_like=True):
     """Which nodes do you know nearest to this place? Answered by `Found` without records."""
 
     target: Target
 
 
-class FindRecords(Request, tag="records", frozen=True, array_like=True):
+class FindRecords(DirectoryRequest, tag="records", frozen=True, array_like=True):
     """What do you keep under this key, and who might know more? Answered by `Found`."""
 
     key: Key
 
 
-class Store(Request, tag="store", frozen=True, array_like=True):
+class Store(DirectoryRequest, tag="store", frozen=True, array_like=True):
     """Keep these sealed records of mine, each under its key. Answered by `Stored`."""
 
     entries: Annotated[tuple[tuple[Key, Sealed], ...], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
