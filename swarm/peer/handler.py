@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -233,7 +234,7 @@ class SessionHandler:
     async def _read(self, stream: _Stream) -> None:
         largest_bytes = self._hosting.largest_body_bytes(stream.codec)
         while True:
-            coming = stream.channel.receive(largest_bytes, stream.room.reserve)
+            coming = stream.channel.receive(largest_bytes, partial(self._make_room, stream))
             envelope = await _within(SILENCE_S, stream.channel, coming)
             stream.session.require_epoch(stream.epoch)
             if not isinstance(envelope.message, Step):
@@ -251,6 +252,21 @@ class SessionHandler:
                 stream.inbox.put(envelope)
                 if isinstance(message, Rewind):
                     self._executor.give_up(stream.session, message.position)
+
+    async def _make_room(self, stream: _Stream, body_bytes: int) -> None:
+        """Wait for room for a body, and beat meanwhile: its client would take the peer for silent."""
+        reserving = asyncio.create_task(stream.room.reserve(body_bytes))
+        try:
+            while not reserving.done():
+                await asyncio.wait({reserving}, timeout=stream.lease_s / BEATS_PER_LEASE)
+                if not reserving.done():
+                    await self._beat(stream)
+        finally:
+            reserving.cancel()
+        await reserving
+
+    async def _beat(self, stream: _Stream) -> None:
+        await stream.channel.send(Pong(id=-1, queue_depth=self._executor.queue_depth))
 
     async def _work(self, stream: _Stream) -> None:
         while True:
@@ -286,7 +302,7 @@ class SessionHandler:
             while not running.done():
                 await asyncio.wait({running}, timeout=stream.lease_s / BEATS_PER_LEASE)
                 if not running.done():
-                    await stream.channel.send(Pong(id=-1, queue_depth=self._executor.queue_depth))
+                    await self._beat(stream)
             if running.cancelled():
                 return  # a Rewind has made it void
         finally:

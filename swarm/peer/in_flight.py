@@ -12,8 +12,8 @@ from swarm.errors import SessionRefused
 from swarm.values import PeerId
 
 COPIES = 4  # of a body: as it came, its rows, what comes out, and the answer
-SHARE = 4  # a client has this part of all
-WAIT_S = 10.0
+SHARE = 2  # a client has this part of all
+WAIT_S = 45.0  # a busy peer works through its queue meanwhile
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,12 +9,13 @@ from peer_scene import HIDDEN, KEY, Scene, Stream, rows
 from swarm.errors import ChannelClosed
 from swarm.network.channel import PATIENCE_S
 from swarm.peer.handler import IN_FLIGHT_PART, SILENCE_S
+from swarm.peer.in_flight import COPIES
 from swarm.peer.sessions import SessionLimits
 from swarm.security.identity import new_identity
 from swarm.security.session_key import SessionKey
 from swarm.testing.swarm import CACHE_BYTES
-from swarm.values import Span
-from swarm.wire.messages import MAX_STEP_TOKENS, Fault, Message, Opened, Output, Ping, Rewind
+from swarm.values import PeerId, Span
+from swarm.wire.messages import MAX_STEP_TOKENS, Fault, Message, Opened, Output, Ping, Rewind, Step
 
 LARGEST_BYTES = MAX_STEP_TOKENS * HIDDEN * 4
 EVE = SessionKey(bytes(range(32)))
@@ -191,3 +192,22 @@ def test_who_came_last_is_told_at_once_that_there_is_no_room_for_it(play):
         return type(grown), type(grown_again), told.code, told.retryable, len(table)
 
     assert play(scene) == (Output, Output, "capacity", True, 1)
+
+
+def test_a_client_whose_step_waits_for_room_hears_that_the_peer_lives(play):
+    async def scene(s):
+        in_flight = s.hosted.peer.handler._in_flight
+        greedy, waiting = in_flight._total_bytes // COPIES, await s.session(max_tokens=256)
+        for taker in (PeerId("a"), PeerId("b")):
+            await in_flight.reserve(taker, greedy // 2)
+        begun = asyncio.get_running_loop().time()
+        await waiting.send(Step(id=1, position=0, tokens=5, reply_tokens=5), bytes(5 * HIDDEN * 4))
+        heard = [(await waiting.channel.receive())[0] for _ in range(4)]
+        waited_s = asyncio.get_running_loop().time() - begun
+        in_flight.release(PeerId("a"), greedy // 2)
+        return heard, waited_s, (await waiting.channel.receive())[0]
+
+    heard, waited_s, answer = play(scene)
+    assert {message.id for message in heard} == {-1}
+    assert waited_s == pytest.approx(2.0)  # the lease: four beats
+    assert isinstance(answer, Output)

@@ -11,7 +11,7 @@ from swarm.values import PeerId
 
 A, B = PeerId("a"), PeerId("b")
 LARGEST = 100
-TOTAL = COPIES * LARGEST * SHARE * 2  # two bodies for each client, eight for all
+TOTAL = COPIES * LARGEST * SHARE * 2  # two bodies for each client, four for all
 
 
 def test_one_client_has_its_share_and_another_still_finds_room():
@@ -40,7 +40,7 @@ def test_all_clients_together_stay_within_the_total():
         await asyncio.gather(*waiting, return_exceptions=True)
         return held, sum(task.cancelled() for task in waiting)
 
-    assert run_virtual(run()) == (TOTAL, 42)
+    assert run_virtual(run()) == (TOTAL, 46)
 
 
 def test_who_waits_gets_what_another_gives_back():
