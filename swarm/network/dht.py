@@ -28,6 +28,7 @@ from swarm.wire.directory import (
     MAX_NODES_TOLD,
     AnyAnswer,
     AnyRequest,
+    Busy,
     FindNodes,
     FindRecords,
     Found,
@@ -72,6 +73,10 @@ class Surroundings:
     now: Callable[[], float]
 
 
+class _OverBudget(Exception):
+    """The asker, or all of them, have asked for more than there is."""
+
+
 class Dht:
     """One node. With `serves` it answers requests, and is told to others."""
 
@@ -96,12 +101,15 @@ class Dht:
     def answer(self, raw: bytes, asker: PeerId) -> bytes:
         """Answer a request. Raises `ProtocolError`, which the asker is told."""
         request = decode_request(raw)
-        self._charge(self._requests, asker, 1)
-        self._bans.heard(asker)
-        if request.serves:
-            self._meet(asker)
-        answer = encode(self._answer(request, asker))
-        self._charge(self._told, asker, len(answer))
+        try:
+            self._charge(self._requests, asker, 1)
+            self._bans.heard(asker)
+            if request.serves:
+                self._meet(asker)
+            answer = encode(self._answer(request, asker))
+            self._charge(self._told, asker, len(answer))
+        except _OverBudget:
+            return encode(Busy())
         return answer
 
     async def introduce(self, peer: PeerId) -> Welcome:
@@ -199,7 +207,7 @@ class Dht:
 
     def _charge(self, budgets: Budgets, asker: PeerId, amount: float) -> None:
         if not budgets.take(asker, amount, _ticks()):
-            raise ProtocolError("This node is asked for too much", "Ask it less often.")
+            raise _OverBudget
 
     def _nearest(self, place: DHTID, asker: PeerId) -> tuple[PeerId, ...]:
         nearest = self._table.get_nearest_neighbors(place, MAX_NODES_TOLD, exclude=place_of(asker))
@@ -247,7 +255,10 @@ class Dht:
         """What one node answers. None, at its cost, when it does not, or does not make sense."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                answer = _as(kind, decode_answer(await self._around.call(peer, encode(request))))
+                answer = decode_answer(await self._around.call(peer, encode(request)))
+                if isinstance(answer, Busy):  # which is no fault
+                    return None
+                answer = _as(kind, answer)
         except (NetworkError, TimeoutError):
             self._fault(peer, silent=True)
             return None

@@ -37,7 +37,7 @@ from swarm.network.reachability import locate, say_returned
 from swarm.network.storage import RecordStorage
 from swarm.security.identity import new_identity
 from swarm.values import PeerId
-from swarm.wire.directory import DIRECTORY_PROTOCOL
+from swarm.wire.directory import DIRECTORY_PROTOCOL, Busy, encode
 from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
@@ -341,7 +341,7 @@ class Node:
     async def _on_request(self, raw: bytes, peer: PeerID) -> bytes:
         """Another node asks; what is raised it is told."""
         if self._control.is_behind:
-            raise ProtocolError("This node is asked for too much", "Ask again in a while.")
+            return encode(Busy())
         return self._dht.answer(raw, PeerId(peer.to_base58()))
 
     def _hang_up(self, peer: PeerId) -> None:

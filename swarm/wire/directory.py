@@ -73,8 +73,12 @@ class Stored(msgspec.Struct, tag="stored", frozen=True, array_like=True):
     kept: Annotated[tuple[bool, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
 
 
+class Busy(msgspec.Struct, tag="busy", frozen=True, array_like=True):
+    """I am asked for too much, by you or by all; ask again in a while."""
+
+
 AnyRequest = Hello | FindNodes | FindRecords | Store
-AnyAnswer = Welcome | Found | Stored
+AnyAnswer = Welcome | Found | Stored | Busy
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(AnyRequest)

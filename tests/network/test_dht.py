@@ -18,6 +18,7 @@ from swarm.values import PeerId
 from swarm.wire.directory import (
     MAX_ANSWER_BYTES,
     MAX_REQUEST_BYTES,
+    Busy,
     FindRecords,
     Found,
     Hello,
@@ -184,6 +185,19 @@ def test_a_strangers_own_valid_record_hides_nobody(make_record: Make) -> None:
     play(act)
 
 
+def test_a_node_that_is_busy_is_asked_again() -> None:
+    async def act(fabric: Fabric) -> None:
+        _, first = await fabric.add()
+        reader, reading = await fabric.add()
+        busy = fabric.add_evil(lambda _: says(encode(Busy())), known_by=reader)
+        for _ in range(2):
+            fabric.calls.clear()
+            await reader.fetch(KEY)
+            assert (reading.peer_id, busy) in fabric.calls
+
+    play(act)
+
+
 def test_made_up_neighbors_are_survived(make_record: Make) -> None:
     async def act(fabric: Fabric) -> None:
         first, identity = await fabric.add()
@@ -250,8 +264,7 @@ def test_one_asker_has_a_budget_and_leaves_the_others_theirs() -> None:
         request = encode(FindRecords(False, KEY))
         for _ in range(int(REQUESTS.burst)):
             node.answer(request, greedy)
-        with pytest.raises(ProtocolError, match="too much"):
-            node.answer(request, greedy)
+        assert decode_answer(node.answer(request, greedy)) == Busy()
         assert decode_answer(node.answer(request, modest)) == Found((), ())
 
     play(act)
@@ -265,10 +278,8 @@ def test_records_of_one_sender_are_bounded(make_record: Make) -> None:
             digest = f"{number:064x}"
             record = make_record(flooder, issued_at=now(), model=digest, sequence=number)
             entry = (f"peers/{digest}/0", seal(record, flooder.sign))
-            try:
-                node.answer(encode(Store(True, (entry,))), flooder.peer_id)
-            except ProtocolError:
-                refused += 1
+            answer = decode_answer(node.answer(encode(Store(True, (entry,))), flooder.peer_id))
+            refused += answer == Busy()
         assert refused >= 700
         assert node._storage.size_bytes < 2 * len(entry[1])
 
@@ -320,7 +331,7 @@ def test_any_bytes_are_answered_or_refused(raw: bytes) -> None:
             answer = node.answer(raw, new_identity().peer_id)
         except ProtocolError:
             return
-        assert isinstance(decode_answer(answer), Welcome | Found | Stored)
+        assert isinstance(decode_answer(answer), Welcome | Found | Stored | Busy)
 
     play(act)
 
