@@ -187,7 +187,7 @@ def test_a_strangers_own_valid_record_hides_nobody(make_record: Make) -> None:
 
 def test_a_node_that_is_busy_is_asked_again() -> None:
     async def act(fabric: Fabric) -> None:
-        _, first = await fabric.add()
+        await fabric.add()
         reader, reading = await fabric.add()
         busy = fabric.add_evil(lambda _: says(encode(Busy())), known_by=reader)
         for _ in range(2):
