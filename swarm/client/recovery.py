@@ -8,7 +8,7 @@ new hops start behind their ledger, and the session pushes them forward like any
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -36,6 +36,7 @@ from swarm.wire.messages import NO_ROOM, Role
 from swarm.wire.tensors import CODECS
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+LATE_OPEN_S = 0.7  # a session opens in a round trip or two
 EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
 MAX_POSITION = 1 << 31
 
@@ -163,7 +164,7 @@ class Recovery:
             try:
                 planned = await self._plan(span)
                 self._prepare(planned)
-                hops = await self._open_all(planned, held)
+                hops = await self._open_chain(planned, held)
             except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
                 if not self.settled:
                     self.numerics = wanted
@@ -203,27 +204,55 @@ class Recovery:
     async def _open_all(
         self, planned: Sequence[PlannedHop], held: Mapping[_Place, Held], role: Role = "active"
     ) -> list[Hop]:
+        """Open every hop of a plan, or none."""
         self.settings = settings = replace(self.settings, epoch=self.settings.epoch + 1)
-        tasks = [
-            asyncio.create_task(
-                self._open_one(hop, settings, held.get((hop.peer, hop.span.start), NOTHING_HELD), role)
-            )
-            for hop in planned
-        ]
-        try:
-            await asyncio.wait(tasks)
-            errors = [error for task in tasks if (error := task.exception())]
-            if not errors:
-                return [task.result() for task in tasks]
-        except asyncio.CancelledError:
-            await _abandon(tasks)
-            raise
-        await _abandon(tasks)
-        raise errors[0]
+        return await _all_of([self._open_one(hop, settings, held, role) for hop in planned])
 
-    async def _open_one(self, planned: PlannedHop, settings: HopSettings, held: Held, role: Role) -> Hop:
+    async def _open_chain(self, planned: Sequence[PlannedHop], held: Mapping[_Place, Held]) -> list[Hop]:
+        """As `_open_all`, but beside a hop that is late others are opened; what answers first is taken."""
+        self.settings = settings = replace(self.settings, epoch=self.settings.epoch + 1)
+        return await _all_of([self._open_in_time(hop, settings, held) for hop in planned])
+
+    async def _open_in_time(
+        self, planned: PlannedHop, settings: HopSettings, held: Mapping[_Place, Held]
+    ) -> list[Hop]:
+        if (planned.peer, planned.span.start) in held:  # what it still holds is worth waiting for
+            return await self._open_one(planned, settings, held, "active")
+        first = asyncio.create_task(self._open_one(planned, settings, held, "active"))
+        tasks = [first]
+        try:
+            await asyncio.wait(tasks, timeout=LATE_OPEN_S)
+            if not first.done() and (others := self._others(planned)):
+                tasks.append(asyncio.create_task(self._open_all(others, {})))
+            pending = set(tasks)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                opened = next((task for task in done if task.exception() is None), None)
+                if opened is None:
+                    continue
+                if opened is not first:
+                    self.routes.lost(planned.peer, "late", f"Peer {planned.peer} opens no session")
+                tasks.remove(opened)
+                return opened.result()
+            return first.result()
+        finally:
+            await _abandon(tasks)
+
+    def _others(self, planned: PlannedHop) -> Sequence[PlannedHop]:
+        """Who could take the place of a hop, by what is known already; nobody for blocks run here."""
+        if planned.peer == LOCAL:
+            return ()
+        try:
+            return self.routes.plan_at_hand(planned.span, planned.numerics, frozenset([planned.peer]))
+        except (NoRoute, NetworkError):
+            return ()
+
+    async def _open_one(
+        self, planned: PlannedHop, settings: HopSettings, places: Mapping[_Place, Held], role: Role
+    ) -> list[Hop]:
         if self.local is not None and planned.peer == LOCAL:
-            return await self.local.open(planned, CODECS[settings.codec])
+            return [await self.local.open(planned, CODECS[settings.codec])]
+        held = places.get((planned.peer, planned.span.start), NOTHING_HELD)
         bytes_per_s = self.routes.bytes_per_s(planned.peer)
         try:
             hop = await open_hop(
@@ -239,7 +268,7 @@ class Recovery:
         self.routes.heard(planned.peer, hop.rtt_s)
         # What the peer did after our last certain knowledge is void; all is, where another has cut it.
         hop.rewind(held.position if hop.rewinds == held.rewinds else 0)
-        return hop
+        return [hop]
 
 
 def _kind_of(error: SwarmError) -> LossKind:
@@ -261,12 +290,27 @@ def _common(planned: Sequence[PlannedHop]) -> Numerics | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-async def _abandon(tasks: Sequence[asyncio.Task[Hop]]) -> None:
+async def _all_of(openings: Sequence[Coroutine[None, None, list[Hop]]]) -> list[Hop]:
+    """What all of them open, in order; what some have opened is closed again when one fails."""
+    tasks = [asyncio.create_task(opening) for opening in openings]
+    try:
+        await asyncio.wait(tasks)
+        errors = [error for task in tasks if (error := task.exception())]
+        if not errors:
+            return [hop for task in tasks for hop in task.result()]
+    except asyncio.CancelledError:
+        await _abandon(tasks)
+        raise
+    await _abandon(tasks)
+    raise errors[0]
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[list[Hop]]]) -> None:
     """Close what was opened of a chain that did not come about; what a peer still held it keeps."""
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    hops = [result for result in results if not isinstance(result, BaseException)]
+    hops = [hop for result in results if not isinstance(result, BaseException) for hop in result]
     await asyncio.gather(*(hop.drop() if hop.position else hop.close() for hop in hops))
 
 

@@ -293,7 +293,7 @@ def test_a_spare_whose_opening_a_loss_overtakes_does_not_hide_the_session_from_a
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (SessionLimits(cache_bytes=150_000, context_tokens=2048), "memory for sessions is full"),
+        (SessionLimits(cache_bytes=150_000, context_tokens=2048), "have no room for another session"),
         (SessionLimits(cache_bytes=2**28, context_tokens=200), "256 tokens are more than the 200 granted"),
     ],
 )

@@ -9,7 +9,9 @@ import torch
 
 from swarm.client import guardian
 from swarm.client.client import ClientOptions
+from swarm.client.recovery import LATE_OPEN_S
 from swarm.client.remote_hop import open_hop
+from swarm.client.routes import FIRST_BAN_S
 from swarm.errors import SessionRefused
 from swarm.model.compute import InlineCompute
 from swarm.peer.sessions import SessionTable
@@ -132,3 +134,26 @@ def test_an_answer_that_is_no_number_is_a_loss_and_nothing_of_it_is_kept(virtual
     assert ids == reference.reply(PROMPT, COUNT)
     assert lost == ["it answered what are no numbers"]
     assert elapsed_s < 5
+
+
+def test_a_replica_that_fell_silent_while_idle_costs_one_new_chat_less_than_a_second(
+    virtual_swarm, reference
+):
+    async def run():
+        async with virtual_swarm() as swarm:
+            await swarm.add_peers([Span(0, 6), Span(0, 6)])
+            client, clock = swarm.client(OPTIONS), asyncio.get_running_loop().time
+            first = await client.generate(PROMPT, max_tokens=2, stop_token_ids=frozenset())
+            swarm.net.freeze(first.hops[0].peer)
+            took_s = []
+            for _ in range(3):
+                begun = clock()
+                reply = await client.generate(PROMPT, max_tokens=COUNT, stop_token_ids=frozenset())
+                took_s.append(clock() - begun)
+                assert list(reply.token_ids) == reference.reply(PROMPT, COUNT)
+                await asyncio.sleep(FIRST_BAN_S + 1)
+            return took_s
+
+    took_s = run_virtual(run())
+    assert took_s[0] < LATE_OPEN_S + 0.3
+    assert max(took_s[1:]) < 0.3
