@@ -27,7 +27,7 @@ from swarm.network.addresses import (
 from swarm.network.channel import Channel
 from swarm.network.daemon import Daemon, DaemonOptions, choose_ports, still_here
 from swarm.network.handlers import HandlerTasks
-from swarm.network.own_reach import Hooks, OwnReach, RelayUse
+from swarm.network.own_reach import CIRCUIT, Hooks, OwnReach, RelayUse
 from swarm.network.reachability import ReachServer
 from swarm.network.rejoin import (
     Backoff,
@@ -408,6 +408,8 @@ class Libp2pNetwork:
     async def _saw(self, node: "Node", seen: list[KnownPeer]) -> None:
         """Neighbors answered: remember where, across restarts, too."""
         self._addresses = usable(await node.addresses())
+        if self.reach == "relayed" and not any(CIRCUIT in address for address in self._addresses):
+            self._reach.look_again()  # the relay is gone
         if not seen:
             return
         self._known = remember(self._known, seen)

@@ -28,7 +28,9 @@ RelayUse = Literal["auto", "always", "never"]
 LOOK_AGAIN_S: dict[Reach, float] = {"unknown": 5.0, "direct": 300.0, "relayed": 300.0, "no": 20.0}
 CONFIRM_S = 5.0  # after the first word that a node which could be dialled no longer can
 RESERVATION_TIMEOUT_S = 3.0  # from p2pd's start to its relayed address; it takes a third of a second
+GRANT_S = 1.0  # what a relay that answers takes
 RESERVATION_POLL_S = 0.1
+ASK_RELAYS_AGAIN_S = 60.0
 MOST_RELAY_ADDRESSES = 16
 CIRCUIT = "/p2p-circuit"
 
@@ -58,6 +60,7 @@ class OwnReach:
         self._relay_use = relay_use
         self._relays: dict[PeerId, tuple[JoinAddress, ...]] = {}
         self._refusing: set[PeerId] = set()  # neighbors that said that they do not relay
+        self._asked_relays_at = 0.0
         self._is_settled = False  # where this node stands now
         self._is_unsure = False  # nobody could be asked of late
         self._again = asyncio.Event()
@@ -90,7 +93,7 @@ class OwnReach:
             can_be_dialed = judge(verdicts)
             self._is_unsure = can_be_dialed is None
             if self._is_unsure:
-                return "relayed" if await self._has_circuit(0.0) else self.reach or "unknown"
+                return await self._as_before(node)
             if can_be_dialed:
                 return await self._take_direct_way(node, verdicts)
             if self.reach == "direct" and self._is_settled:
@@ -98,6 +101,14 @@ class OwnReach:
                 if judge(await self._ask(await self._hooks.node())):
                     return "direct"
         return await self._take_relay()
+
+    async def _as_before(self, node: "Node") -> Reach:
+        """What holds while nobody can tell; a relay is seen without being told."""
+        if await self._has_circuit(0.0):
+            return "relayed"
+        if self.reach == "relayed" and await node.connections():  # else it is cut off, and no worse than that
+            return await self._take_relay()
+        return self.reach or "unknown"
 
     async def _settle(self, reach: Reach) -> None:
         self._is_settled = True
@@ -165,9 +176,14 @@ class OwnReach:
         options = self._hooks.options()
         if self._relay_use == "never" or not relays:
             return "no"
-        if await self._has_circuit(0.0):
+        # one that was just started again has asked for an address, and may not have it yet
+        if await self._has_circuit(GRANT_S if options.relays else 0.0):
             return "relayed"
-        # also when relays are set already: p2pd does not ask one again that refused within the hour
+        # p2pd does not ask a relay again within the hour, so it is started again, but not all the time
+        asked_lately = relays == options.relays and _now() - self._asked_relays_at < ASK_RELAYS_AGAIN_S
+        if asked_lately and self._is_settled:
+            return "no"
+        self._asked_relays_at = _now()
         await self._hooks.restart(replace(options, relays=relays))
         return "relayed" if await self._has_circuit(RESERVATION_TIMEOUT_S) else "no"
 
@@ -190,7 +206,7 @@ class OwnReach:
         ports = [each.port for each in self._hooks.options().listen if each.transport == "tcp"]
         port = f"TCP port {ports[0]}" if ports else "a TCP port"
         if self._relay_use == "never":
-            relay = "or leave out --no-relay"
+            relay = "or let it take a relay"
         else:
             relay = "or name a --join node that relays (swarm bootstrap, or one with --relay-for-others)"
         return (
@@ -208,3 +224,7 @@ def _direct(addresses: Collection[str]) -> tuple[JoinAddress, ...]:
             if (endpoint := endpoint_of(address.route)) is not None and not endpoint.is_loopback:
                 found.append(address)
     return tuple(found)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -207,7 +207,7 @@ def test_a_peer_that_is_still_starting_ends_by_a_signal(mark, tiny, wait_s, numb
 
 def test_an_online_peer_withdraws_and_ends_by_sigterm(live, mark, command):
     with mark.start("peer", live.tiny, "--listen", "127.0.0.1:0", *live.join, "--json") as process:
-        events = [json.loads(process.stdout.readline()) for _ in range(2)]
+        events = [json.loads(process.stdout.readline()) for _ in range(3)]
         assert [event["event"] for event in events] == ["joined", "reach", "online"]
         assert events[0]["peer"] in _online(live, command)
         process.send_signal(signal.SIGTERM)
