@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from swarm.gateway import sse
-from swarm.gateway.body import read_body
+from swarm.gateway.body import BodyRules, read_body
 from swarm.gateway.choices import Choice
 from swarm.gateway.constrain import Grammar
 from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
@@ -51,7 +51,7 @@ class Api:
     instruments: Instruments
     bench: Workbench
     deadline_s: float
-    max_body_bytes: int
+    rules: BodyRules
 
     def routes(self) -> Sequence[web.RouteDef]:
         """All addresses but the page's."""
@@ -73,7 +73,7 @@ class Api:
         """POST /v1/chat/completions"""
         if "Last-Event-ID" in request.headers:
             return await self._go_on(request, request.headers["Last-Event-ID"])
-        body = await read_body(request, ChatRequest, self.max_body_bytes)
+        body = await read_body(request, ChatRequest, self.rules)
         hosted = self._hosted(body.model)
         task = await chat_task(body, hosted, self._admit(request, body))
         head = self._head("chatcmpl", body, hosted, task)
@@ -83,7 +83,7 @@ class Api:
         """POST /v1/completions"""
         if "Last-Event-ID" in request.headers:
             return await self._go_on(request, request.headers["Last-Event-ID"])
-        body = await read_body(request, CompletionRequest, self.max_body_bytes)
+        body = await read_body(request, CompletionRequest, self.rules)
         hosted = self._hosted(body.model)
         task = await completion_task(body, hosted, self._admit(request, body))
         head = self._head("cmpl", body, hosted, task)
