@@ -188,7 +188,7 @@ def _check(task: Task, hosted: HostedModel) -> None:
 
 def _chat_ids(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -> list[int]:
     try:
-        return encode_chat(body, hosted.encoder, offered)
+        return encode_chat(body, hosted.encoder, offered, hosted.manners)
     except RequestError as error:  # too long, or the template's own words
         raise bad("messages", error.what, error.fix, error.code) from error
 
