@@ -15,6 +15,7 @@ from swarm.gateway.encoding import Encoder
 from swarm.gateway.manners import Manners, as_text, join, manners_of, shaped
 from swarm.gateway.refusal import bad
 from swarm.gateway.schema import ChatMessage, ChatRequest, Tool
+from swarm.model.guarded_text import Guard
 from swarm.model.tokenizer import Tokenizer
 
 _OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self"})
@@ -50,14 +51,16 @@ def encode_chat(body: ChatRequest, encoder: Encoder, offered: Sequence[Tool], ma
     listed = [msgspec.to_builtins(tool) for tool in offered]
     if listed and not has_place:
         messages = _with_tool_prompt(messages, listed)
+    guard = Guard(() if body.allow_special_tokens else tokenizer.special_tokens)
+    told = guard.mark([shaped(messages, manners), listed, variables])
     text = tokenizer.render_chat(
-        shaped(messages, manners),
-        tools=listed if listed and has_place else None,
+        told[0],
+        tools=told[1] if listed and has_place else None,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        **variables,
+        **told[2],
     )
-    return encoder.encode(text, add_special_tokens=False)
+    return encoder.encode_parts(guard.parts(text))
 
 
 def _has_place(tokenizer: Tokenizer) -> bool:

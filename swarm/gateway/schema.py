@@ -168,6 +168,10 @@ class ChatRequest(CommonRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    allow_special_tokens: (
+        Annotated[bool, Meta(description="Take what spells a control token in a message for that token.")]
+        | None
+    ) = None
     reasoning_effort: str | None = None  # handed to the chat template
     modalities: list[Literal["text"]] | None = None
     verbosity: str | None = None  # accepted and without effect, as this:
