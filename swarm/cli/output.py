@@ -16,6 +16,7 @@ import msgspec
 from swarm.plain_text import one_line, shown
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 OnProgress = Callable[[str, float, float], None]  # (stage, done, total)
@@ -35,6 +36,17 @@ def print_json(value: object) -> None:
 def note(text: str) -> None:
     """Tell the person something that is not the result, on one line of stderr."""
     print(shown(text).replace("\n", " "), file=sys.stderr, flush=True)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A terminal for tables and colours, which leaves it to the caller when nobody reads any more."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would end the program, whatever it is in the middle of
+
+    return Plain(stderr=stderr)
 
 
 @contextmanager
@@ -79,11 +91,10 @@ class _StageBars:
 
 
 def _bar(unit_is_bytes: bool) -> "Progress":
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     amount = (
         DownloadColumn(binary_units=True) if unit_is_bytes else TextColumn("{task.completed}/{task.total}")
     )
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(*columns, console=console(stderr=True))
