@@ -190,6 +190,39 @@ class CompletionRequest(CommonRequest, kw_only=True):
     suffix: str | None = None
 
 
+class TokenizeRequest(Struct, kw_only=True):
+    """The body of POST /tokenize: a `prompt`, or `messages` as a chat has them. Names are vLLM's."""
+
+    model: Text
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    add_special_tokens: bool | None = None  # to a prompt; they are added unless this is false
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class Tokenized(Struct, kw_only=True):
+    """The answer to POST /tokenize."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: Text
+    tokens: Annotated[list[TokenId], Meta(max_length=2**20)]
+
+
+class Detokenized(Struct, kw_only=True):
+    """The answer to POST /detokenize."""
+
+    prompt: str
+
+
 class Usage(Struct, kw_only=True):
     """Tokens of all choices."""
 
