@@ -63,6 +63,7 @@ def _add_key(ctx: click.Context, param: click.Parameter, value: tuple[Path, str]
     "--keep", type=DURATION, default="5m", help="How long a reader may come back to a broken stream."
 )
 @click.option("--max-body", type=SIZE, default="8MiB", help="Largest body of a request.")
+@click.option("--strict", is_flag=True, help="Refuse fields that nobody knows; else a header names them.")
 @click.option("--drain", type=DURATION, default="30s", help="How long replies may go on after Ctrl-C.")
 @click.option("--until-eof", is_flag=True, help="Also stop when standard input ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON.")
@@ -78,6 +79,7 @@ def command(
     deadline: float,
     keep: float,
     max_body: int,
+    strict: bool,
     drain: float,
     until_eof: bool,
     as_json: bool,
@@ -102,6 +104,7 @@ def command(
         deadline_s=deadline,
         kept_s=keep,
         max_body_bytes=max_body,
+        strict=strict,
     )
     run_service(lambda stop: _serve(models, client, config, drain, as_json, stop), until_eof=until_eof)
 

@@ -131,9 +131,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail_click(error)
     except click.Abort:
         return _fail("Interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of our stdout is gone, as in `swarm ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+    except BrokenPipeError:
+        return _fail_unread()
     except OSError as error:  # the edge of the program: a full disk, a file that may not be read
         return _fail(f"The system refused: {error}. Put that right and run the command again", EXIT_FAILURE)
     return result if isinstance(result, int) else 0
@@ -168,6 +167,8 @@ def _fail(text: str, exit_code: int) -> int:
 
 def _fail_group(group: BaseExceptionGroup[BaseException]) -> int:
     """Tasks that failed together: the first is told, unless one of them is no error of ours."""
+    if group.split(BrokenPipeError)[1] is None:
+        return _fail_unread()
     ours, others = group.split(SwarmError)
     if ours is None or others is not None:
         raise group
@@ -175,6 +176,12 @@ def _fail_group(group: BaseExceptionGroup[BaseException]) -> int:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return _fail(str(first), first.exit_code if isinstance(first, SwarmError) else EXIT_FAILURE)
+
+
+def _fail_unread() -> int:
+    """The reader of our stdout is gone, as in `swarm ... | head`: there is nobody to tell."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_FAILURE
 
 
 def _fail_click(error: click.ClickException) -> int:

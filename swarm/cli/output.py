@@ -17,6 +17,7 @@ import msgspec
 from swarm.plain_text import one_line, shown
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 OnProgress = Callable[[str, float, float], None]  # (stage, done, total)
@@ -50,6 +51,7 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Say what goes on now."""
+        text = shown(text).replace("\n", " ")
         if sys.stderr.isatty():
             # the cursor may stand behind a part of the result
             begin = _CLEAR_LINE if self._is_shown else "\n"
@@ -68,6 +70,17 @@ class StatusLine:
             sys.stderr.write(_CLEAR_LINE)
             sys.stderr.flush()
             self._is_shown = False
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A terminal for tables and colours, which leaves it to the caller when nobody reads any more."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would end the program, whatever it is in the middle of
+
+    return Plain(stderr=stderr)
 
 
 @contextmanager
@@ -112,11 +125,10 @@ class _StageBars:
 
 
 def _bar(unit_is_bytes: bool) -> "Progress":
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     amount = (
         DownloadColumn(binary_units=True) if unit_is_bytes else TextColumn("{task.completed}/{task.total}")
     )
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(*columns, console=console(stderr=True))

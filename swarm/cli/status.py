@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm.cli.output import print_json, print_result
+from swarm.cli.output import console, print_json, print_result
 from swarm.cli.runtime import run_command
 from swarm.config import known_peers_folder, store_root
 from swarm.errors import NetworkError, UnknownModel
@@ -96,20 +96,18 @@ def _tell(models: "Sequence[ModelStatus]", left_out: int, as_json: bool, redraw:
     if as_json:
         print_json({"models": models})
         return
-    from rich.console import Console
-
-    console = Console()
-    if redraw and console.is_terminal:
-        console.clear()
+    screen = console()
+    if redraw and screen.is_terminal:
+        screen.clear()
     if not models:
         print_result("The swarm hosts no model yet. Host one: swarm peer MODEL --join ADDRESS")
     for model in models:
-        _draw(console, model)
+        _draw(screen, model)
     if left_out:
-        console.print(f"{left_out} more models are not shown.")
+        screen.print(f"{left_out} more models are not shown.")
 
 
-def _draw(console: "Console", model: "ModelStatus") -> None:
+def _draw(screen: "Console", model: "ModelStatus") -> None:
     from rich.markup import escape
 
     heading = f"[bold]{escape(model.name)}[/]  {model.num_blocks} blocks, "
@@ -117,11 +115,11 @@ def _draw(console: "Console", model: "ModelStatus") -> None:
     heading += f"{model.replicas} {'peer' if model.replicas == 1 else 'peers'} from an outage"
     if model.tokens_per_s is not None:
         heading += f", {model.tokens_per_s:.1f} tokens/s, first token after {model.ttft_s:.2f} s"
-    console.print(heading, highlight=False)
+    screen.print(heading, highlight=False)
     for reason in model.reasons:
-        console.print(f"  {escape(reason)}", highlight=False)
-    console.print(f"  {coverage_line(model.coverage)}", highlight=False)
-    _draw_peers(console, model.peers)
+        screen.print(f"  {escape(reason)}", highlight=False)
+    screen.print(f"  {coverage_line(model.coverage)}", highlight=False)
+    _draw_peers(screen, model.peers)
 
 
 def coverage_line(coverage: "Sequence[int]") -> str:
@@ -131,7 +129,7 @@ def coverage_line(coverage: "Sequence[int]") -> str:
     return "".join(_DIGITS[count] if count < 10 else "+" for count in weakest)
 
 
-def _draw_peers(console: "Console", peers: "Sequence[PeerStatus]") -> None:
+def _draw_peers(screen: "Console", peers: "Sequence[PeerStatus]") -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -156,4 +154,4 @@ def _draw_peers(console: "Console", peers: "Sequence[PeerStatus]") -> None:
             str(peer.queue_depth),
             duration(peer.uptime_s),
         )
-    console.print(table)
+    screen.print(table)

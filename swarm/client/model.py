@@ -1,6 +1,7 @@
 """What a client holds of a model: its small ends, its tokenizer, and its identity."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarm.model.config import ModelConfig, read_config, read_generation_defaults
@@ -12,6 +13,10 @@ from swarm.model.tokenizer import Tokenizer, load_tokenizer
 from swarm.model.weights import load_head
 from swarm.security.manifest import Manifest
 from swarm.values import ModelDigest
+
+MAX_TOLD = 8  # tokens that a warning names
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +38,29 @@ def load_client_model(name: str, root: Path, dtype: str | None = None) -> Client
     directory = resolve(name, root)
     config = read_config(directory)
     manifest = ensure_manifest(directory, root)
+    tokenizer = load_tokenizer(directory)
+    config = replace(config, stop_token_ids=_stop_ids(config, tokenizer, name))
     return ClientModel(
         name=Path(name).name,
         directory=directory,
         manifest=manifest.digest,
         whole_manifest=manifest,
         config=config,
-        tokenizer=load_tokenizer(directory),
+        tokenizer=tokenizer,
         head=load_head(directory, config, dtype=parse_dtype(dtype or "fp32"), manifest=manifest),
         sampling=read_generation_defaults(directory),
     )
+
+
+def _stop_ids(config: ModelConfig, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
+    """Where a reply ends, by the files and the tokenizer; ids beyond the vocabulary are left out."""
+    named = tokenizer.token_to_id(tokenizer.named_tokens.get("eos_token", ""))
+    ids = dict.fromkeys((*config.stop_token_ids, *(() if named is None else (named,))))
+    absent = [token_id for token_id in ids if token_id >= config.vocab_size]
+    if absent:
+        told = ", ".join(map(str, absent[:MAX_TOLD]))
+        _log.warning(
+            "The files of %s end replies with the tokens %s; it has %d tokens, so they are left out",
+            name, told, config.vocab_size,
+        )  # fmt: skip
+    return tuple(token_id for token_id in ids if token_id < config.vocab_size)

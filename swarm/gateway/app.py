@@ -14,6 +14,7 @@ from aiohttp import web
 from swarm.client.client import Client
 from swarm.errors import PortInUse, UsageError
 from swarm.gateway.auth import KeyFile
+from swarm.gateway.body import BodyRules
 from swarm.gateway.gate import Gate, GateLimits
 from swarm.gateway.instruments import Instruments
 from swarm.gateway.middleware import Door, middlewares, signer
@@ -40,6 +41,7 @@ class GatewayConfig:
     deadline_s: float = 600.0
     kept_s: float = KEPT_S
     max_body_bytes: int = MAX_BODY_BYTES
+    strict: bool = False  # fields that nobody knows are refused
 
     def __post_init__(self) -> None:
         if self.host not in LOOPBACK and self.keys is None:
@@ -118,7 +120,7 @@ class Gateway:
             self.instruments,
             Workbench(Gate(_READING)),
             config.deadline_s,
-            config.max_body_bytes,
+            BodyRules(config.max_body_bytes, config.strict),
         )
         app.add_routes(api.routes())
         app.on_response_prepare.append(signer(door))

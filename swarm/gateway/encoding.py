@@ -4,9 +4,11 @@ Tokenising takes a second and some hundred megabytes for a few megabytes of text
 the longest tokens could hold is refused unseen; a long text is counted piece by piece first.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarm.errors import ContextOverflow
+from swarm.model.guarded_text import Part
 from swarm.model.tokenizer import Tokenizer
 
 PIECE_CHARS = 2**16
@@ -30,6 +32,20 @@ class Encoder:
         if len(text) > PIECE_CHARS:
             self._count(text)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_parts(self, parts: Iterable[Part]) -> list[int]:
+        """Token ids of a prompt in parts. Raises as `encode`."""
+        parts = list(parts)
+        if sum(len(part.text.encode(errors="surrogatepass")) for part in parts) > self._max_bytes:
+            raise self._too_long(f"more than {self._max_bytes} bytes")
+        ids: list[int] = []
+        for part in parts:
+            if len(part.text) > PIECE_CHARS:
+                self._count(part.text)
+            ids += self.tokenizer.encode(part.text, add_special_tokens=False, plain=part.plain)
+            if len(ids) > self.context_length:
+                raise self._too_long(f"more than {self.context_length} tokens")
+        return ids
 
     @property
     def _max_bytes(self) -> int:

@@ -3,8 +3,9 @@
 Knows the fields and no grammar library; several forms at once are refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from swarm.gateway import constrain, tools
 from swarm.gateway.body import check_depth
@@ -17,6 +18,8 @@ from swarm.gateway.schema import (
     StructuredOutputs,
     Tool,
 )
+
+_SAYS_NOTHING = frozenset({"$schema", "additionalProperties", "description", "title", "type"})  # of arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,20 @@ def form_of_chat(body: ChatRequest, offered: Sequence[Tool], style: tools.Style 
         forms.append(Form(constrain.json_grammar(schema), "response_format"))
     forced = _forced(body, offered)
     if forced and style:
-        schemas = {tool.function.name: tool.function.parameters or {} for tool in forced}
+        schemas = {tool.function.name: _parameters(tool) for tool in forced}
         forms.append(Form(constrain.call_grammar(style, schemas), "tools"))
     if len(forms) > 1:
         raise bad(
             forms[1].param, f"{forms[0].param} and {forms[1].param} exclude each other", "Leave one out."
         )
     return forms[0] if forms else None
+
+
+def _parameters(tool: Tool) -> Mapping[str, Any]:
+    """The schema of its arguments; of a tool that names none, that there are none."""
+    schema = tool.function.parameters or {}
+    says = {name for name, value in schema.items() if value} - _SAYS_NOTHING
+    return schema if says else {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _forced(body: ChatRequest, offered: Sequence[Tool]) -> Sequence[Tool]:

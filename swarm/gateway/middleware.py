@@ -12,6 +12,7 @@ from aiohttp import web
 
 from swarm.errors import SwarmError
 from swarm.gateway.auth import ANYONE, Key, KeyFile
+from swarm.gateway.body import IGNORED
 from swarm.gateway.instruments import Instruments
 from swarm.gateway.refusal import Refusal, refusal_of
 from swarm.http_server import Hosts
@@ -24,7 +25,9 @@ NOTES = web.RequestKey("notes", dict[str, Any])  # further words for the log lin
 
 _OPEN = re.compile(r"/|/(livez|readyz|health|openapi\.json|static/.*)")  # to be read without a key
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_CORS_HEADERS = "Authorization, Content-Type, Last-Event-ID, X-Request-ID"
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # what a header's name is made of
+_ANY_HEADER = "*, Authorization"  # for pages that name none; the star does not stand for this one
+_EXPOSED = "X-Request-ID, X-Ignored-Fields, Retry-After"
 
 _log = logging.getLogger(__name__)
 
@@ -70,11 +73,13 @@ def signer(door: Door) -> Callable[[web.Request, web.StreamResponse], Awaitable[
 
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-ID"] = request.get(REQUEST_ID, "")
+        if ignored := request.get(IGNORED):
+            response.headers["X-Ignored-Fields"] = ", ".join(map(_header_text, ignored))
         origin = request.headers.get("Origin", "")
         if origin in door.origins:
             response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = "X-Request-ID, Retry-After"
-            response.headers["Vary"] = "Origin"
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+            response.headers.setdefault("Vary", "Origin")
 
     return sign
 
@@ -83,7 +88,7 @@ async def _guarded(request: web.Request, handler: Handler, door: Door) -> web.St
     """Run the handler; every failure becomes an answer in one shape."""
     try:
         if request.method == "OPTIONS" and request.headers.get("Origin") in door.origins:
-            return _preflight()
+            return _preflight(request)
         _check_host(request, door)
         request[KEY] = (
             ANYONE
@@ -120,13 +125,22 @@ def _request_id(request: web.Request) -> str:
     return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
-def _preflight() -> web.Response:
+def _preflight(request: web.Request) -> web.Response:
+    """An origin that may ask may send whatever headers its client library likes."""
+    asked = [name.strip() for name in request.headers.get("Access-Control-Request-Headers", "").split(",")]
+    names = ", ".join(name for name in asked if _TOKEN.fullmatch(name))
     headers = {
         "Access-Control-Allow-Methods": "GET, POST",
-        "Access-Control-Allow-Headers": _CORS_HEADERS,
+        "Access-Control-Allow-Headers": names or _ANY_HEADER,
         "Access-Control-Max-Age": "600",
+        "Vary": "Origin, Access-Control-Request-Headers",
     }
     return web.Response(status=204, headers=headers)
+
+
+def _header_text(name: str) -> str:
+    """A field's name as a header can carry it."""
+    return re.sub(r"[^!-+\--~]", "?", name)
 
 
 def _of_http(error: web.HTTPException, request: web.Request) -> Refusal:

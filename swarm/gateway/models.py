@@ -15,6 +15,8 @@ from swarm.gateway.coldstart import Coverage, LoadingWatch
 from swarm.gateway.constrain import Vocabulary
 from swarm.gateway.encoding import Encoder, encoder_of
 from swarm.gateway.grammars import Grammars
+from swarm.gateway.manners import Manners
+from swarm.gateway.prompts import learn_manners
 from swarm.gateway.refusal import RETRY_LATER_S, Refusal
 from swarm.gateway.schema import ModelEntry
 
@@ -42,6 +44,11 @@ class HostedModel:
     def encoder(self) -> Encoder:
         """The tokenizer with its bounds; takes some milliseconds at first use."""
         return encoder_of(self.client.model.tokenizer, self.client.model.config.context_length)
+
+    @cached_property
+    def manners(self) -> Manners:
+        """What the chat template takes; it is rendered some ten times at first use."""
+        return learn_manners(self.client.model.tokenizer)
 
     @property
     def _answers(self) -> bool:

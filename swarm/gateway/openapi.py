@@ -15,16 +15,21 @@ from swarm.gateway.schema import (
     ChatCompletion,
     ChatRequest,
     CompletionRequest,
+    Detokenized,
+    DetokenizeRequest,
     ErrorBody,
     Health,
     ModelEntry,
     ModelList,
     TextCompletion,
+    Tokenized,
+    TokenizeRequest,
 )
 
 _BODIES = (
     ChatRequest, CompletionRequest, ChatCompletion, ChatChunk, TextCompletion,
     ModelEntry, ModelList, ErrorBody, Health, Cancelled,
+    TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized,
 )  # fmt: skip
 _ERRORS = {
     400: "The request cannot be served as it is; `param` names the field.",
@@ -56,7 +61,7 @@ _EVENT: Schema = {  # of a stream, as a reader of server-sent events has it
 def document(models: Sequence[str]) -> Schema:
     """The whole document (OpenAPI 3.1) of a gateway that serves these models."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
-    for kind in (ChatRequest, CompletionRequest):
+    for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
         components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     return {
         "openapi": "3.1.0",
@@ -103,6 +108,8 @@ def _paths() -> Schema:
                 "responses": _answers(_json_body(Cancelled), (401, 403, 404)),
             }
         },
+        "/tokenize": {"post": _asking("tokenize", "Text or a chat to tokens.", TokenizeRequest, Tokenized)},
+        "/detokenize": {"post": _asking("detokenize", "Tokens to text.", DetokenizeRequest, Detokenized)},
         "/v1/models": {"get": _reading("listModels", "List the models.", ModelList, (401, 403))},
         "/v1/models/{id}": {
             "get": _reading("showModel", "Show one model.", ModelEntry, (401, 403, 404))
@@ -126,6 +133,15 @@ def _generation(name: str, request: type, whole: type, chunk: type) -> Schema:
         "parameters": [last_seen],
         "requestBody": {"required": True, **_json_body(request)},
         "responses": _answers(_reply_body(whole, chunk), _GENERATION_ERRORS),
+    }
+
+
+def _asking(name: str, summary: str, request: type, answer: type) -> Schema:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "requestBody": {"required": True, **_json_body(request)},
+        "responses": _answers(_json_body(answer), _GENERATION_ERRORS),
     }
 
 

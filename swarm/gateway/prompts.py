@@ -12,8 +12,10 @@ import msgspec
 from swarm.gateway import tools
 from swarm.gateway.body import check_depth
 from swarm.gateway.encoding import Encoder
+from swarm.gateway.manners import Manners, as_text, join, manners_of, shaped
 from swarm.gateway.refusal import bad
 from swarm.gateway.schema import ChatMessage, ChatRequest, Tool
+from swarm.model.guarded_text import Guard
 from swarm.model.tokenizer import Tokenizer
 
 _OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self"})
@@ -26,7 +28,12 @@ def tool_style(tokenizer: Tokenizer, offered: Sequence[Tool]) -> tools.Style | N
     return tools.style_of(tokenizer.template_source(with_tools=True)) or "hermes"
 
 
-def encode_chat(body: ChatRequest, encoder: Encoder, offered: Sequence[Tool]) -> list[int]:
+def learn_manners(tokenizer: Tokenizer) -> Manners:
+    """What the model's chat template takes. Renders it some times."""
+    return manners_of(tokenizer, has_tools=_has_place(tokenizer))
+
+
+def encode_chat(body: ChatRequest, encoder: Encoder, offered: Sequence[Tool], manners: Manners) -> list[int]:
     """The token ids of a chat's prompt. Raises a `Refusal` naming the message that cannot be told."""
     tokenizer = encoder.tokenizer
     variables = dict(body.chat_template_kwargs or {})
@@ -37,25 +44,32 @@ def encode_chat(body: ChatRequest, encoder: Encoder, offered: Sequence[Tool]) ->
         )
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    has_place = tools.style_of(tokenizer.template_source(with_tools=True)) is not None
+    has_place = _has_place(tokenizer)
     messages = [
-        _message(message, place, as_text=not has_place) for place, message in enumerate(body.messages)
+        _message(message, place, in_text=not has_place) for place, message in enumerate(body.messages)
     ]
     listed = [msgspec.to_builtins(tool) for tool in offered]
     if listed and not has_place:
         messages = _with_tool_prompt(messages, listed)
+    guard = Guard(() if body.allow_special_tokens else tokenizer.special_tokens)
+    told = guard.mark([shaped(messages, manners), listed, variables])
     text = tokenizer.render_chat(
-        messages,
-        tools=listed if listed and has_place else None,
+        told[0],
+        tools=told[1] if listed and has_place else None,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        **variables,
+        **told[2],
     )
-    return encoder.encode(text, add_special_tokens=False)
+    return encoder.encode_parts(guard.parts(text))
 
 
-def _message(message: ChatMessage, place: int, *, as_text: bool) -> dict[str, Any]:
-    """A message as templates read it. `as_text`: the template knows no tools, so calls become text."""
+def _has_place(tokenizer: Tokenizer) -> bool:
+    """Whether the template knows tools."""
+    return tools.style_of(tokenizer.template_source(with_tools=True)) is not None
+
+
+def _message(message: ChatMessage, place: int, *, in_text: bool) -> dict[str, Any]:
+    """A message as templates read it. `in_text`: the template knows no tools, so calls become text."""
     content = _content(message, place)
     role = "system" if message.role == "developer" else message.role
     told: dict[str, Any] = {"role": role, "content": content}
@@ -63,10 +77,10 @@ def _message(message: ChatMessage, place: int, *, as_text: bool) -> dict[str, An
         (call.function.name, _arguments(call.function.arguments, f"messages[{place}].tool_calls"))
         for call in message.tool_calls or []
     ]
-    if as_text and role == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    if as_text and calls:
-        told["content"] = "\n".join([content or "", *(tools.write_call(*call) for call in calls)]).strip()
+    if in_text and role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{as_text(content)}\n</tool_response>"}
+    if in_text and calls:
+        told["content"] = "\n".join([as_text(content), *(tools.write_call(*call) for call in calls)]).strip()
     elif calls:
         told["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -78,7 +92,7 @@ def _message(message: ChatMessage, place: int, *, as_text: bool) -> dict[str, An
     return told
 
 
-def _content(message: ChatMessage, place: int) -> str | None:
+def _content(message: ChatMessage, place: int) -> str | list[dict[str, str]] | None:
     param = f"messages[{place}].content"
     if message.content is None:
         if message.role == "assistant" and message.tool_calls:
@@ -91,7 +105,7 @@ def _content(message: ChatMessage, place: int) -> str | None:
             raise bad(
                 param, f"The model reads text only, not {part.type!r}", "Send text parts.", "unsupported"
             )
-    return "\n".join(part.text or "" for part in message.content)
+    return [{"type": "text", "text": part.text or ""} for part in message.content]
 
 
 def _arguments(text: str, param: str) -> Any:  # noqa: ANN401 - any JSON; templates expect an object
@@ -106,5 +120,5 @@ def _arguments(text: str, param: str) -> Any:  # noqa: ANN401 - any JSON; templa
 def _with_tool_prompt(messages: list[dict[str, Any]], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     first, prompt = messages[0], tools.hermes_prompt(listed)
     if first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{prompt}"}, *messages[1:]]
+        return [{**first, "content": join(first["content"], prompt)}, *messages[1:]]
     return [{"role": "system", "content": prompt}, *messages]

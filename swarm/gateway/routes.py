@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from swarm.gateway import sse
-from swarm.gateway.body import read_body
+from swarm.gateway.body import BodyRules, read_body
 from swarm.gateway.choices import Choice
 from swarm.gateway.constrain import Grammar
 from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
@@ -28,12 +28,16 @@ from swarm.gateway.schema import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
+    Detokenized,
+    DetokenizeRequest,
     Health,
     ModelList,
+    Tokenized,
+    TokenizeRequest,
 )
 from swarm.gateway.streams import LiveReply, ReplyPlan
 from swarm.gateway.tools import make_parser
-from swarm.gateway.translate import Run, Task, chat_task, completion_task
+from swarm.gateway.translate import Run, Task, chat_task, completion_task, detokenize, tokenize
 from swarm.gateway.work import Workbench
 from swarm.metrics import CONTENT_TYPE
 
@@ -51,7 +55,7 @@ class Api:
     instruments: Instruments
     bench: Workbench
     deadline_s: float
-    max_body_bytes: int
+    rules: BodyRules
 
     def routes(self) -> Sequence[web.RouteDef]:
         """All addresses but the page's."""
@@ -60,6 +64,8 @@ class Api:
             web.post("/v1/completions", self.complete),
             web.get("/v1/responses/{id}", self.resume),
             web.post("/v1/responses/{id}/cancel", self.cancel),
+            web.post("/tokenize", self.tokenize),
+            web.post("/detokenize", self.detokenize),
             web.get("/v1/models", self.list_models),
             web.get("/v1/models/{id:.+}", self.show_model),
             web.get("/livez", self.livez),
@@ -73,7 +79,7 @@ class Api:
         """POST /v1/chat/completions"""
         if "Last-Event-ID" in request.headers:
             return await self._go_on(request, request.headers["Last-Event-ID"])
-        body = await read_body(request, ChatRequest, self.max_body_bytes)
+        body = await read_body(request, ChatRequest, self.rules)
         hosted = self._hosted(body.model)
         task = await chat_task(body, hosted, self._admit(request, body))
         head = self._head("chatcmpl", body, hosted, task)
@@ -83,7 +89,7 @@ class Api:
         """POST /v1/completions"""
         if "Last-Event-ID" in request.headers:
             return await self._go_on(request, request.headers["Last-Event-ID"])
-        body = await read_body(request, CompletionRequest, self.max_body_bytes)
+        body = await read_body(request, CompletionRequest, self.rules)
         hosted = self._hosted(body.model)
         task = await completion_task(body, hosted, self._admit(request, body))
         head = self._head("cmpl", body, hosted, task)
@@ -105,6 +111,24 @@ class Api:
         reply = self.replies.get(request.match_info["id"], request[KEY].name)
         reply.cancel()
         return _json(Cancelled(id=reply.id))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize"""
+        body = await read_body(request, TokenizeRequest, self.rules)
+        hosted = self._hosted(body.model)
+        self.gate.check_rate(request[KEY])
+        tokens = await tokenize(body, hosted, partial(self.bench.run, request[KEY]))
+        room = hosted.client.model.config.context_length
+        return _json(Tokenized(tokens=tokens, count=len(tokens), max_model_len=room))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize"""
+        body = await read_body(request, DetokenizeRequest, self.rules)
+        hosted = self._hosted(body.model)
+        self.gate.check_rate(request[KEY])
+        return _json(
+            Detokenized(prompt=await detokenize(body, hosted, partial(self.bench.run, request[KEY])))
+        )
 
     async def list_models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""

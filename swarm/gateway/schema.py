@@ -1,7 +1,7 @@
 """The bodies of the HTTP interface, as OpenAI has them, with vLLM's names for what OpenAI does not know.
 
-Pure: msgspec structs, read strictly (an unknown field is refused, never ignored), and the source of
-the published OpenAPI document. Ranges stand here, so what does not fit is refused with its name.
+Pure: msgspec structs, and the source of the published OpenAPI document. Ranges stand here, so what does not
+fit is refused with its name. What only advises is accepted and without effect.
 """
 
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ class StreamOptions(Struct, kw_only=True):
     include_usage: bool = False
 
 
-class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+class StructuredOutputs(Struct, kw_only=True):
     """A form that the reply must have; exactly one of these. Names are vLLM's."""
 
     json: JsonObject | None = None
@@ -30,7 +30,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     grammar: Annotated[Text, Meta(description="A context-free grammar in Lark's notation.")] | None = None
 
 
-class CommonRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class CommonRequest(Struct, kw_only=True):
     """What chat and plain completions have in common."""
 
     model: Text
@@ -60,9 +60,10 @@ class CommonRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     ) = None
     user: str | None = None  # accepted and without effect, as these:
     metadata: JsonObject | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
 
@@ -89,7 +90,7 @@ class ToolCall(Struct, kw_only=True):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """One message. Other fields, which clients copy from replies, make no difference."""
+    """One message. The last fields are copied by clients from replies and make no difference."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Meta(max_length=1024)] | None = None
@@ -97,6 +98,8 @@ class ChatMessage(Struct, kw_only=True):
     tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
 
 
 class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
@@ -151,7 +154,7 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
     json_schema: JsonSchema
 
 
-class ChatRequest(CommonRequest, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(CommonRequest, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
@@ -165,11 +168,19 @@ class ChatRequest(CommonRequest, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    allow_special_tokens: (
+        Annotated[bool, Meta(description="Take what spells a control token in a message for that token.")]
+        | None
+    ) = None
     reasoning_effort: str | None = None  # handed to the chat template
     modalities: list[Literal["text"]] | None = None
+    verbosity: str | None = None  # accepted and without effect, as this:
+    prediction: JsonObject | None = None
+    functions: Annotated[list[JsonObject], Meta(max_length=0)] | None = None  # the older form of tools
+    function_call: Literal["none", "auto"] | None = None  # of `functions`
 
 
-class CompletionRequest(CommonRequest, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(CommonRequest, kw_only=True):
     """The body of POST /v1/completions. `prompt`: text, token ids, or a list of either."""
 
     prompt: Text | Annotated[list[Text | TokenId | list[TokenId]], Meta(min_length=1, max_length=2**20)]
@@ -177,6 +188,39 @@ class CompletionRequest(CommonRequest, kw_only=True, forbid_unknown_fields=True)
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=16)] | None = None
     suffix: str | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """The body of POST /tokenize: a `prompt`, or `messages` as a chat has them. Names are vLLM's."""
+
+    model: Text
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    add_special_tokens: bool | None = None  # to a prompt; they are added unless this is false
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class Tokenized(Struct, kw_only=True):
+    """The answer to POST /tokenize."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: Text
+    tokens: Annotated[list[TokenId], Meta(max_length=2**20)]
+
+
+class Detokenized(Struct, kw_only=True):
+    """The answer to POST /detokenize."""
+
+    prompt: str
 
 
 class Usage(Struct, kw_only=True):

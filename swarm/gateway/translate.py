@@ -19,6 +19,8 @@ from swarm.gateway.schema import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
     Tool,
 )
 from swarm.model.sampling import Sampling
@@ -75,6 +77,37 @@ async def completion_task(body: CompletionRequest, hosted: HostedModel, run: Run
     if body.best_of not in (None, body.n or 1):
         raise bad("best_of", "best_of other than n is not supported", "Leave it out.", "unsupported")
     return await run(lambda: _read_completion(body, hosted))
+
+
+async def tokenize(body: TokenizeRequest, hosted: HostedModel, run: Run) -> list[int]:
+    """The token ids of a prompt or a chat. Raises a `Refusal`."""
+    if (body.prompt is None) == (body.messages is None):
+        raise bad("prompt", "Either prompt or messages must be given", "Send one of them.")
+    if body.prompt is not None:
+        prompt, special = body.prompt, body.add_special_tokens is not False
+        return await run(lambda: _encoded(prompt, hosted, add_special_tokens=special))
+    chat = ChatRequest(
+        model=body.model,
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return await run(lambda: _chat_ids(chat, hosted, body.tools or []))
+
+
+async def detokenize(body: DetokenizeRequest, hosted: HostedModel, run: Run) -> str:
+    """The text of token ids, control tokens too. Raises a `Refusal`."""
+    config, tokenizer = hosted.client.model.config, hosted.client.model.tokenizer
+    ids = _known(body.tokens, "tokens", config.vocab_size)
+    return await run(lambda: tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _encoded(prompt: str, hosted: HostedModel, *, add_special_tokens: bool) -> list[int]:
+    try:
+        return hosted.encoder.encode(prompt, add_special_tokens=add_special_tokens)
+    except RequestError as error:
+        raise bad("prompt", error.what, error.fix, error.code) from error
 
 
 def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
@@ -188,7 +221,7 @@ def _check(task: Task, hosted: HostedModel) -> None:
 
 def _chat_ids(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -> list[int]:
     try:
-        return encode_chat(body, hosted.encoder, offered)
+        return encode_chat(body, hosted.encoder, offered, hosted.manners)
     except RequestError as error:  # too long, or the template's own words
         raise bad("messages", error.what, error.fix, error.code) from error
 

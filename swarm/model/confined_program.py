@@ -51,7 +51,12 @@ def _tokenizer(setup: Json) -> Program:
     from swarm.model.tokenizer_file import load_backend
 
     backend = load_backend(setup["content"], setup["path"])
-    return lambda question: backend.encode(question["text"], add_special_tokens=question["special"]).ids
+
+    def encode(question: Json) -> Json:
+        backend.encode_special_tokens = question["plain"]
+        return backend.encode(question["text"], add_special_tokens=question["special"]).ids
+
+    return encode
 
 
 _PROGRAMS = {"template": _template, "tokenizer": _tokenizer}

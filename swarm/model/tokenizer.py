@@ -85,8 +85,24 @@ class Tokenizer:
         ids = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return frozenset(token_id for token_id in ids if token_id is not None)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises `RequestError` when it is not valid Unicode, or takes too long."""
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """The control tokens as they are spelled."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token.content for token in added.values() if token.special)
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        """The same, to which control tokens are text like any other."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, plain: bool = False) -> list[int]:
+        """Token ids of `text`; `plain`: what spells a control token in it is text.
+
+        Raises `RequestError` when it is not valid Unicode, or takes too long.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -94,11 +110,12 @@ class Tokenizer:
                 f"The text has half a surrogate pair at character {error.start}", "Send valid Unicode text."
             ) from error
         if self._encoder is not None:
-            ids: list[int] = self._encoder.ask({"text": text, "special": add_special_tokens})
+            ids: list[int] = self._encoder.ask({"text": text, "special": add_special_tokens, "plain": plain})
             return ids
         with _library_errors("text"):
             # the batch call gives the same ids, and lets other threads run meanwhile
-            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            backend = self._plain_backend if plain else self._backend
+            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids that are no token nothing."""

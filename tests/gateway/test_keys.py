@@ -194,3 +194,22 @@ async def test_pages_of_other_origins_may_ask_only_when_they_are_named(serve):
         assert "Access-Control-Allow-Origin" not in headers
     async with serve() as served, served.http.options(CHAT, headers=preflight) as response:
         assert response.status == 405
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["x-stainless-os,x-stainless-runtime,authorization", "X-Include-Swarm", "content-type, x-new.one"],
+)
+async def test_a_page_of_a_named_origin_may_send_any_header(serve, names):
+    preflight = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": names,
+    }
+    async with (
+        serve(origins=frozenset({"https://app.example"})) as served,
+        served.http.options(CHAT, headers=preflight) as response,
+    ):
+        allowed = response.headers["Access-Control-Allow-Headers"].split(", ")
+        assert allowed == names.replace(" ", "").split(",")
+        assert "X-Ignored-Fields" in response.headers["Access-Control-Expose-Headers"]

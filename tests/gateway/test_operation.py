@@ -65,7 +65,6 @@ def test_the_document_describes_every_field_of_a_request():
     assert {"temperature", "tools", "response_format", "structured_outputs"} <= schemas["ChatRequest"][
         "properties"
     ].keys()
-    assert schemas["ChatRequest"]["additionalProperties"] is False
     assert set(told["paths"]) >= {CHAT, "/v1/completions", "/v1/models", "/v1/responses/{id}", "/readyz"}
     msgspec.json.encode(told)
 

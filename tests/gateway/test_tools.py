@@ -142,6 +142,19 @@ async def test_a_named_tool_is_the_one_called_and_none_calls_nothing(serve):
     assert free["choices"] == plain["choices"]
 
 
+@pytest.mark.parametrize(
+    "parameters", [None, {}, {"type": "object"}, {"type": "object", "properties": {}, "required": []}]
+)
+async def test_a_forced_call_of_a_tool_without_parameters_has_no_arguments(serve, parameters):
+    tool = {"type": "function", "function": {"name": "now", "parameters": parameters}}
+    async with serve() as served:
+        (quote,) = served.swarm.model.tokenizer.encode('"')
+        settings = {"tools": [tool], "tool_choice": "required", "max_tokens": 200}
+        body = await served.chat(**settings, logit_bias={str(quote): 30})
+    [call] = body["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("now", "{}")
+
+
 async def test_results_of_calls_are_read_from_the_history(serve):
     call = {
         "id": "call_1",
