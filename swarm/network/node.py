@@ -45,6 +45,8 @@ from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 _RPC_TIMEOUT_S = 3.0
 _FIND_PEER_TIMEOUT_S = 1.0
+_ALIVE_TIMEOUT_S = 1.0
+_UNSPOKEN = "/swarm/nobody-speaks-this"
 _CIRCUIT = "/p2p-circuit"
 _P2P_CODE, _CIRCUIT_CODE = b"\xa5\x03", b"\xa2\x02"  # varints of the multiaddress table
 
@@ -130,9 +132,10 @@ class Node:
 
     async def addresses(self) -> tuple[str, ...]:
         """Where others reach this node now, each ending in /p2p/<peer id>."""
-        with _translated(NetworkError, "The network daemon p2pd does not answer"):
-            peer, addresses = await self._control.identify()
-            return tuple(f"{address}/p2p/{peer.to_base58()}" for address in addresses)
+        response = await _ask(self._control, p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        peer = PeerID(response.identify.id).to_base58()
+        routes = [readable(raw) for raw in response.identify.addrs]  # a relay may have any
+        return tuple(f"{route}/p2p/{peer}" for route in routes if route)
 
     async def join(self, address: JoinAddress) -> None:
         """Meet one node of a swarm: connect, compare clocks, enter each other's routing table.
@@ -153,12 +156,15 @@ class Node:
         if answered is None:
             raise PeerUnreachable(f"{address} answers, but it is not a node of a swarm, or not a serving one")
 
-    async def return_to(self, address: JoinAddress) -> None:
-        """Meet a node again after this one was cut off: what was left of before is closed at both ends.
+    async def return_to(self, address: JoinAddress, was_cut_off: bool) -> None:
+        """Meet a node again that was lost: what is dead of before is closed at both ends.
 
-        Raises as `join`.
+        `was_cut_off`: everybody was lost, so it is dead for sure. Raises as `join`.
         """
-        await self.hang_up(address.peer, 0.0)
+        if was_cut_off:
+            await self.hang_up(address.peer, 0.0)
+        else:
+            await self.hang_up_dead(address.peer, _ALIVE_TIMEOUT_S)
         await self.join(address)
         if not await say_returned(self, address.peer):
             await self.hang_up(address.peer, 0.0)
@@ -173,19 +179,42 @@ class Node:
         return tuple(PeerId(peer.to_base58()) for peer in self._dht.protocol.routing_table.peer_id_to_uid)
 
     async def ping(self, peer: PeerId, timeout_s: float = _RPC_TIMEOUT_S) -> bool:
-        """Ask a node for a sign of life; one that gives none is disconnected and leaves the routing table."""
-        asked_at, answer = _now(), None
+        """Ask a node for a sign of life; one that gives none leaves the routing table.
+
+        It is disconnected, too, unless only its program is busy and the connection lives.
+        """
+        call = self._dht.protocol.call_ping(PeerID.from_base58(peer))
+        closing = asyncio.create_task(self.hang_up_dead(peer, timeout_s))
+        answer = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                answer = await self._dht.protocol.call_ping(PeerID.from_base58(peer))
-        if answer is None:
+                answer = await call
+        if answer is not None:
+            closing.cancel()
+        else:
             self._forget(peer)
-            await self.hang_up(peer, _now() - asked_at)
+        await asyncio.wait({closing})
         return answer is not None
 
     async def is_alive(self, peer: PeerId, timeout_s: float) -> bool:
         """Whether a peer is connected and answers."""
         return await _is_connected(self._control, peer) and await self.ping(peer, timeout_s)
+
+    async def hang_up_dead(self, peer: PeerId, timeout_s: float) -> None:
+        """Close the connection to a peer, if there is one and nothing comes back on it.
+
+        libp2p itself answers for a protocol that nobody speaks, however busy the program above it is.
+        """
+        with contextlib.suppress(NetworkError):
+            if not await _is_connected(self._control, peer):
+                return
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._control.stream_open(PeerID.from_base58(peer), (_UNSPOKEN,))
+            except _FAILURES as error:
+                if not isinstance(error, TimeoutError):
+                    return
+            await self.hang_up(peer, timeout_s)
 
     def _forget(self, peer: PeerId) -> None:
         table = self._dht.protocol.routing_table
