@@ -272,7 +272,7 @@ def _flags(options: DaemonOptions) -> list[str]:
         *([f"-hostAddrs={_joined(options.listen)}"] if options.listen else ["-noListenAddrs"]),
         *([f"-announceAddrs={_joined(options.announce)}"] if options.announce else []),
     ]
-    reachability = options.reachability or ("private" if options.relays or not options.listen else None)
+    reachability = "private" if options.relays or not options.listen else options.reachability
     if reachability is not None:
         flags.append(f"-forceReachability{reachability.capitalize()}")
     return flags

@@ -20,6 +20,7 @@ from swarm.wire.records import MAX_CLOCK_SKEW_S, PeerRecord
 
 TIMEOUT_S = 2.5
 RELAYED_TIMEOUT_S = 0.3  # for a direct way, when there is one through a relay
+RETOLD_TIMEOUT_S = 1.0  # where a peer says it is, before it is asked again: it may have just arrived
 AGAIN_EVERY_S = 0.5  # a first packet lost with a link that just comes back is repeated by TCP too late
 GREETING = b"\x13/multistream/1.0.0\n"  # multistream-select: whoever listens speaks first
 LEARN_EVERY_S = 60.0
@@ -114,17 +115,24 @@ class Doors:
 
     async def _ask_where(self, peer: PeerId, persistent: bool) -> _Way:
         """The way that neighbors tell of, once somebody answers there. With `persistent` they are asked
-        again, in case that they meet it meanwhile."""
-        suffix, ends_at = f"/p2p/{peer}", _now() + TIMEOUT_S
-        while not (addresses := await self.locate(peer) if self.locate is not None else ()):
-            if not persistent or self.locate is None or _now() > ends_at:
-                return _Way(why_not="its neighbors do not know it")
+        again and again: they may meet it meanwhile, and it may say something else of itself."""
+        ends_at = _now() + TIMEOUT_S
+        while True:
+            way = await self._ask_once(peer, RETOLD_TIMEOUT_S if persistent else TIMEOUT_S)
+            if not way.why_not or not persistent or self.locate is None or _now() > ends_at:
+                return way
             await asyncio.sleep(AGAIN_EVERY_S)
+
+    async def _ask_once(self, peer: PeerId, timeout_s: float) -> _Way:
+        suffix = f"/p2p/{peer}"
+        addresses = await self.locate(peer) if self.locate is not None else ()
+        if not addresses:
+            return _Way(why_not="its neighbors do not know it")
         routes = tuple(address.removesuffix(suffix) for address in addresses if address.endswith(suffix))
         relayed = tuple(route for route in routes if route.endswith("/p2p-circuit"))
         endpoints = [endpoint for route in routes if (endpoint := endpoint_of(route)) is not None]
         tcp = [endpoint for endpoint in endpoints if endpoint.transport == "tcp"][:MOST_ENDPOINTS]
-        why_not = await knock(tcp, TIMEOUT_S if not relayed else RELAYED_TIMEOUT_S)
+        why_not = await knock(tcp, RELAYED_TIMEOUT_S if relayed else timeout_s)
         if why_not is None:
             return _Way(routes, is_told=True)
         return _Way(relayed, "" if relayed else why_not, is_told=True)

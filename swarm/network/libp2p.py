@@ -6,6 +6,7 @@ the same identity, port, handlers and DHT content) and while the nodes it joined
 """
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import random
@@ -13,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -125,13 +127,14 @@ class Libp2pNetwork:
                 changed=self._reach_changed,
             ),
             self._configured,
+            self._options.announce,
             config.relay,
         )
         self._watch = Watch(
             WatchHooks(
                 node=self._running_node,
                 return_to=self._return_to,
-                restart=lambda: self._restart_with(self._options),
+                restart=self._restart_after_cut,
                 candidates=self._candidates,
                 configured=self._configured,
                 is_relayed=lambda: bool(self._options.relays),
@@ -147,7 +150,7 @@ class Libp2pNetwork:
                 self.peer_id,
                 lines=lambda: self._node,
                 is_away=lambda: self._watch.is_away,
-                relays=config.relays_for_others,
+                relays=lambda: config.relays_for_others and self.reach not in ("relayed", "no"),
             )
 
     @classmethod
@@ -316,10 +319,10 @@ class Libp2pNetwork:
         node: "Node",
         addresses: Iterable[JoinAddress],
         grace_s: float = _JOIN_GRACE_S,
-        returning: bool = False,
+        meet: Callable[[JoinAddress], Awaitable[None]] | None = None,
     ) -> dict[JoinAddress, SwarmError]:
-        """Try all addresses at once; those that failed, and why. `returning`: after this node was cut off."""
-        meet = node.return_to if returning else node.join
+        """Try all addresses at once; those that failed, and why. `meet` is `node.join` or more than that."""
+        meet = meet or node.join
         tries = {asyncio.create_task(_join_through(meet, address)): address for address in addresses}
         waiting = set(tries)
         joined = False
@@ -374,6 +377,10 @@ class Libp2pNetwork:
         await node.daemon.stop()
         await self._running_node()
 
+    async def _restart_after_cut(self, is_behind_router: bool) -> None:
+        options = self._reach.relayed(self._options) if is_behind_router else self._options
+        await self._restart_with(options)
+
     async def _reach_changed(self) -> None:
         self._addresses = usable(await (await self._running_node()).addresses())
         self._changed.set()
@@ -399,11 +406,12 @@ class Libp2pNetwork:
             await self._join(node, self._candidates(), grace_s=_REJOIN_GRACE_S)
         finally:
             self._up.set()  # not before: whom it has joined it can find
-        await node.explore()
+        with contextlib.suppress(NetworkError):
+            await node.explore()
 
-    async def _return_to(self, node: "Node", addresses: tuple[JoinAddress, ...]) -> bool:
-        refusals = await self._join(node, addresses, _REJOIN_GRACE_S, returning=True)
-        return len(refusals) < len(addresses)
+    async def _return_to(self, node: "Node", addresses: tuple[JoinAddress, ...], was_cut_off: bool) -> bool:
+        meet = partial(node.return_to, was_cut_off=was_cut_off)
+        return len(await self._join(node, addresses, _REJOIN_GRACE_S, meet)) < len(addresses)
 
     async def _saw(self, node: "Node", seen: list[KnownPeer]) -> None:
         """Neighbors answered: remember where, across restarts, too."""

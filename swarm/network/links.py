@@ -48,6 +48,11 @@ def is_on_link(host: str, own: frozenset[Interface]) -> bool:
     return address.is_loopback or any(address in interface.network for interface in own)
 
 
+def has_public(own: frozenset[Interface]) -> bool:
+    """Whether one of the addresses is one of the internet's own; without one there is a router in between."""
+    return any(interface.ip.is_global for interface in own)
+
+
 async def changes() -> AsyncGenerator[frozenset[Interface], None]:
     """The addresses, each time after they have changed."""
     known = interfaces()

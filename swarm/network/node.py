@@ -43,6 +43,8 @@ from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 _FIND_PEER_TIMEOUT_S = 1.0
 _MAX_UNSENT_ANSWERS = 64
+_ALIVE_TIMEOUT_S = 1.0
+_UNSPOKEN = "/swarm/nobody-speaks-this"
 _CIRCUIT = "/p2p-circuit"
 _P2P_CODE, _CIRCUIT_CODE = b"\xa5\x03", b"\xa2\x02"  # varints of the multiaddress table
 
@@ -163,9 +165,10 @@ class Node:
 
     async def addresses(self) -> tuple[str, ...]:
         """Where others reach this node now, each ending in /p2p/<peer id>."""
-        with _translated(NetworkError, "The network daemon p2pd does not answer"):
-            peer, addresses = await self._control.identify()
-            return tuple(f"{address}/p2p/{peer.to_base58()}" for address in addresses)
+        response = await _ask(self._control, p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        peer = PeerID(response.identify.id).to_base58()
+        routes = [readable(raw) for raw in response.identify.addrs]  # a relay may have any
+        return tuple(f"{route}/p2p/{peer}" for route in routes if route)
 
     async def join(self, address: JoinAddress) -> None:
         """Meet one node of a swarm: connect, compare clocks, enter each other's routing table.
@@ -185,12 +188,15 @@ class Node:
         if not asked_at - MAX_CLOCK_SKEW_S <= welcome.time <= time.time() + MAX_CLOCK_SKEW_S:
             raise _clock_skew(address)
 
-    async def return_to(self, address: JoinAddress) -> None:
-        """Meet a node again after this one was cut off: what was left of before is closed at both ends.
+    async def return_to(self, address: JoinAddress, was_cut_off: bool) -> None:
+        """Meet a node again that was lost: what is dead of before is closed at both ends.
 
-        Raises as `join`.
+        `was_cut_off`: everybody was lost, so it is dead for sure. Raises as `join`.
         """
-        await self.hang_up(address.peer, 0.0)
+        if was_cut_off:
+            await self.hang_up(address.peer, 0.0)
+        else:
+            await self.hang_up_dead(address.peer, _ALIVE_TIMEOUT_S)
         await self.join(address)
         if not await say_returned(self, address.peer):
             await self.hang_up(address.peer, 0.0)
@@ -210,19 +216,41 @@ class Node:
         return self._dht.neighbors()
 
     async def ping(self, peer: PeerId, timeout_s: float = CALL_TIMEOUT_S) -> bool:
-        """Ask a node for a sign of life; one that gives none is disconnected and leaves the routing table."""
-        asked_at, answered = _now(), False
+        """Ask a node for a sign of life; one that gives none leaves the routing table.
+
+        It is disconnected, too, unless only its program is busy and the connection lives.
+        """
+        closing = asyncio.create_task(self.hang_up_dead(peer, timeout_s))
+        answered = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 answered = await self._dht.ping(peer)
-        if not answered:
+        if answered:
+            closing.cancel()
+        else:
             self._dht.forget(peer)
-            await self.hang_up(peer, _now() - asked_at)
+        await asyncio.wait({closing})
         return answered
 
     async def is_alive(self, peer: PeerId, timeout_s: float) -> bool:
         """Whether a peer is connected and answers."""
         return await _is_connected(self._control, peer) and await self.ping(peer, timeout_s)
+
+    async def hang_up_dead(self, peer: PeerId, timeout_s: float) -> None:
+        """Close the connection to a peer, if there is one and nothing comes back on it.
+
+        libp2p itself answers for a protocol that nobody speaks, however busy the program above it is.
+        """
+        with contextlib.suppress(NetworkError):
+            if not await _is_connected(self._control, peer):
+                return
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._control.stream_open(PeerID.from_base58(peer), (_UNSPOKEN,))
+            except _FAILURES as error:
+                if not isinstance(error, TimeoutError):
+                    return
+            await self.hang_up(peer, timeout_s)
 
     async def hang_up(self, peer: PeerId, silent_s: float) -> None:
         """Close the connection to a peer, so that it is dialled anew; not when one of its channels has

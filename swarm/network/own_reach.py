@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from swarm.errors import NetworkError, UsageError
+from swarm.errors import UsageError
 from swarm.network.addresses import Endpoint, JoinAddress, endpoint_of, parse_join_address
 from swarm.network.daemon import DaemonOptions
 from swarm.network.links import interfaces
@@ -51,12 +51,20 @@ class Hooks:
 class OwnReach:
     """`run` until cancelled. `reach` is what is known now, `why` says in a sentence why it is "no"."""
 
-    def __init__(self, hooks: Hooks, configured: tuple[JoinAddress, ...], relay_use: RelayUse) -> None:
+    def __init__(
+        self,
+        hooks: Hooks,
+        configured: tuple[JoinAddress, ...],
+        announce: tuple[Endpoint, ...],
+        relay_use: RelayUse,
+    ) -> None:
+        """`announce` is what the owner says to announce."""
         self.reach: Reach | None = None  # until it is found out for the first time
         self.why = ""
         self.reachable = asyncio.Event()  # set unless nobody can dial this node
         self._hooks = hooks
         self._configured = configured
+        self._announce = announce
         self._relay_use = relay_use
         self._relays: dict[PeerId, tuple[JoinAddress, ...]] = {}
         self._refusing: set[PeerId] = set()  # neighbors that said that they do not relay
@@ -70,14 +78,19 @@ class OwnReach:
         self._is_settled = False
         self._again.set()
 
+    def relayed(self, options: DaemonOptions) -> DaemonOptions:
+        """The same behind a relay, if there may be one: for a machine that has just moved behind a router."""
+        relays = () if self._relay_use == "never" else self._known_relays()
+        return replace(options, announce=self._announce, relays=relays) if relays else options
+
     async def run(self) -> None:
         """Find out, and again now and then, and at once when told so."""
         while True:
             self._again.clear()
             try:
                 await self._settle(await self._find_out())
-            except NetworkError as error:  # p2pd has just died; it is started again
-                _log.debug("Reachability is not known: %s", error)
+            except Exception as error:  # p2pd has just died, or nothing that others say may end this node
+                _log.info("Whether others can connect to this node is not known: %s", error)
             look_again_s = LOOK_AGAIN_S["unknown" if self._is_unsure else self.reach or "unknown"]
             try:
                 async with asyncio.timeout(look_again_s):
@@ -148,7 +161,7 @@ class OwnReach:
 
     async def _take_direct_way(self, node: "Node", verdicts: list[Verdict]) -> Reach:
         options = self._hooks.options()
-        announce = options.announce or await self._forwarded(node, verdicts)
+        announce = self._announce or await self._forwarded(node, verdicts)
         if (announce, ()) == (options.announce, options.relays):
             return "direct"
         if options.relays and self._hooks.is_busy():
@@ -157,19 +170,23 @@ class OwnReach:
         return "direct"
 
     async def _forwarded(self, node: "Node", verdicts: list[Verdict]) -> tuple[Endpoint, ...]:
-        """All addresses to announce when a port of the router leads here that libp2p does not know of."""
-        told = [endpoint_of(address.rpartition("/p2p/")[0]) for address in await node.addresses()]
-        known = {(endpoint.host, endpoint.port) for endpoint in told if endpoint is not None}
-        own = {str(interface.ip) for interface in interfaces()}
+        """What to announce where a port of the router leads here that libp2p does not know of."""
+        options, own = self._hooks.options(), interfaces()
+        hosts = {str(interface.ip) for interface in own}
         outside = [
-            Endpoint("ip6" if ":" in verdict.host else "ip4", verdict.host, "tcp", port)
+            Endpoint(_family(verdict.host), verdict.host, "tcp", port)
             for verdict in verdicts
-            if verdict.host not in own and not verdict.is_on_link
+            if verdict.host not in hosts and not verdict.is_on_link
             for port in verdict.reached
         ]
-        if self._hooks.options().relays or all((each.host, each.port) in known for each in outside):
+        if options.announce and {*outside} == {each for each in options.announce if each.host not in hosts}:
+            return options.announce
+        told = [endpoint_of(address.rpartition("/p2p/")[0]) for address in await node.addresses()]
+        if all(each in told for each in outside):
             return ()
-        return tuple(dict.fromkeys([*outside, *(each for each in told if each and not each.is_loopback)]))
+        ports = [each.port for each in options.listen if each.transport == "tcp"]
+        inside = [Endpoint(_family(host), host, "tcp", port) for host in sorted(hosts) for port in ports]
+        return tuple(dict.fromkeys([*outside, *inside]))
 
     async def _take_relay(self) -> Reach:
         relays = self._known_relays()
@@ -184,7 +201,7 @@ class OwnReach:
         if asked_lately and self._is_settled:
             return "no"
         self._asked_relays_at = _now()
-        await self._hooks.restart(replace(options, relays=relays))
+        await self._hooks.restart(replace(options, announce=self._announce, relays=relays))
         return "relayed" if await self._has_circuit(RESERVATION_TIMEOUT_S) else "no"
 
     def _known_relays(self) -> tuple[JoinAddress, ...]:
@@ -213,6 +230,10 @@ class OwnReach:
             "Nobody can connect to this node: its router or firewall lets nobody in, and no node relays "
             f"for it. Forward {port} to this machine, {relay}."
         )
+
+
+def _family(host: str) -> str:
+    return "ip6" if ":" in host else "ip4"
 
 
 def _direct(addresses: Collection[str]) -> tuple[JoinAddress, ...]:

@@ -56,6 +56,7 @@ class Lines(Protocol):
     async def whose_key(self, endpoint: Endpoint) -> PeerId | None: ...
     async def count_connections(self, peer: PeerId) -> int: ...
     async def hang_up(self, peer: PeerId, silent_s: float) -> None: ...
+    async def hang_up_dead(self, peer: PeerId, timeout_s: float) -> None: ...
     async def addresses(self) -> tuple[str, ...]: ...
 
 
@@ -154,7 +155,11 @@ class ReachServer:
     """
 
     def __init__(
-        self, own: PeerId, lines: Callable[[], Lines | None], is_away: Callable[[], bool], relays: bool
+        self,
+        own: PeerId,
+        lines: Callable[[], Lines | None],
+        is_away: Callable[[], bool],
+        relays: Callable[[], bool],
     ) -> None:
         self._own = own
         self._lines = lines
@@ -197,7 +202,7 @@ class ReachServer:
             return Located()
         addresses = await _ask_where(lines, wanted, wanted, ALIVE_TIMEOUT_S)
         if addresses is None:
-            await lines.hang_up(wanted, ALIVE_TIMEOUT_S)
+            await lines.hang_up_dead(wanted, ALIVE_TIMEOUT_S)
         return Located(addresses=addresses or ())
 
     async def _dial_back(self, lines: Lines, channel: Channel, ports: Sequence[int]) -> DialedBack | None:
@@ -210,7 +215,7 @@ class ReachServer:
             return None
         seen = endpoint_of(channel.came_from)  # None through a relay
         if seen is None:
-            return DialedBack(host="", relays=self._relays)
+            return DialedBack(host="", relays=self._relays())
         self._dialing += 1
         try:
             tries = (
@@ -221,7 +226,7 @@ class ReachServer:
         finally:
             self._dialing -= 1
         reached = tuple(port for port, answers in zip(ports, found, strict=True) if answers)
-        return DialedBack(host=seen.host, reached=reached, relays=self._relays)
+        return DialedBack(host=seen.host, reached=reached, relays=self._relays())
 
 
 async def _answers_at(lines: Lines, endpoint: Endpoint, peer: PeerId) -> bool:

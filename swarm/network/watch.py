@@ -7,19 +7,17 @@ refusals to dial for minutes.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from swarm.errors import NetworkError
 from swarm.network.addresses import JoinAddress, endpoint_of, usable
 from swarm.network.knock import knock
-from swarm.network.links import changes, interfaces
+from swarm.network.links import changes, has_public, interfaces
 from swarm.network.rejoin import Backoff, KnownPeer
 from swarm.values import PeerId
 
@@ -30,6 +28,7 @@ PINGS_PER_ROUND = 3
 PING_TIMEOUT_S = 2.0
 PROBE_TIMEOUT_S = 1.0  # after a change of links, when waiting costs a reply
 MOST_PROBED = 8
+CONNECTIONS_LIVE_S = 3.0  # without a link; TCP then waits too long before it tries again
 KNOCK_EVERY_S = 1.0  # while nobody answers
 KNOCK_TIMEOUT_S = 1.0
 
@@ -41,8 +40,8 @@ class WatchHooks:
     """What is used of network/libp2p."""
 
     node: Callable[[], Awaitable["Node"]]  # raises `NetworkError` when this node has left
-    return_to: Callable[["Node", tuple[JoinAddress, ...]], Awaitable[bool]]  # whether one of them answered
-    restart: Callable[[], Awaitable[None]]  # p2pd, which joins again
+    return_to: Callable[["Node", tuple[JoinAddress, ...], bool], Awaitable[bool]]  # whether one answered
+    restart: Callable[[bool], Awaitable[None]]  # p2pd, which joins again; whether behind a router now
     candidates: Callable[[], tuple[JoinAddress, ...]]
     configured: tuple[JoinAddress, ...]
     is_relayed: Callable[[], bool]
@@ -60,32 +59,39 @@ class Watch:
         self._interval_s = interval_s
         self._random = chance
         self._moved = asyncio.Event()  # this machine has an address that it had not a moment ago
+        self._is_cut_off = False  # no connection of before can have lived on
         self._interfaces = interfaces()  # when p2pd was started, which is slow to see that they change
         self._backoff, self._attempt, self._due = Backoff(first_s=interval_s), 0, 0.0
 
     async def run(self) -> None:
         """Look around every few seconds, and at once when this machine's addresses have changed."""
         following = asyncio.create_task(self._follow_links(), name="links")
+        look = self._remember_those_met
         try:
-            await self._remember_those_met()
             while True:
-                moved = await _happens(self._moved, self._interval_s)
                 try:
-                    await (self._come_back() if moved else self._look_around())
+                    await look()
                 except Exception as error:  # nothing that others say may end this node
                     _log.info("A look around the network failed: %s", error)
                 finally:
                     self.is_away = False
                 if following.done():
                     following.result()
+                moved = await _happens(self._moved, self._interval_s)
+                look = self._come_back if moved else self._look_around
         finally:
             following.cancel()
 
     async def _follow_links(self) -> None:
-        before = interfaces()
+        before, kept, alone_at = interfaces(), interfaces(), 0.0
         async with aclosing(changes()) as news:
             async for now in news:
-                if now - before:
+                if not now:
+                    kept, alone_at = before, _now()
+                elif now - before:
+                    away_s = 0.0 if before else _now() - alone_at
+                    had = before or kept
+                    self._is_cut_off = not now & had or away_s > CONNECTIONS_LIVE_S
                     self._moved.set()
                 before = now
 
@@ -97,7 +103,7 @@ class Watch:
             await self._find_back()
         elif missing := self._missing(node):
             if _now() >= self._due:
-                await self._hooks.return_to(node, missing)
+                await self._hooks.return_to(node, missing, False)
                 self._due = _now() + self._backoff.delay_s(self._attempt, self._random.random())
                 self._attempt += 1
         else:
@@ -115,22 +121,28 @@ class Watch:
         self._moved.clear()
         _log.info("This machine's addresses have changed")
         node = await self._hooks.node()
-        known = set(node.neighbors())
-        probed = [peer for peer in await node.connections() if peer in known][:MOST_PROBED]
-        alive = await asyncio.gather(*(node.is_alive(peer, PROBE_TIMEOUT_S) for peer in probed))
         candidates = self._hooks.candidates()
-        if not any(alive) and candidates:
+        if candidates and not await self._any_alive(node):
             # Dead connections are told of before the new p2pd makes others: one that relays would close
             # those, too, and with them what it has granted.
             self.is_away = True
             if await _anybody_there(candidates):
-                await self._hooks.return_to(node, candidates)
+                await self._hooks.return_to(node, candidates, True)
             await self._restart()
             self.is_away = False
             if not (await self._hooks.node()).neighbors():
                 await self._find_back()
                 return
         self._hooks.came_back()
+
+    async def _any_alive(self, node: "Node") -> bool:
+        """Whether a neighbor answers on the connection of before."""
+        known, connected = set(node.neighbors()), await node.connections()
+        endpoints = [endpoint_of(address) for address in connected.values()]
+        if self._is_cut_off and not any(endpoint and endpoint.is_loopback for endpoint in endpoints):
+            return False
+        probed = [peer for peer in connected if peer in known][:MOST_PROBED]
+        return any(await asyncio.gather(*(node.is_alive(peer, PROBE_TIMEOUT_S) for peer in probed)))
 
     async def _find_back(self) -> None:
         """Knock at everybody known until somebody answers, and join."""
@@ -139,7 +151,7 @@ class Watch:
             node = await self._hooks.node()
             if await _anybody_there(candidates):
                 self.is_away = True
-                is_back = await self._hooks.return_to(node, candidates)
+                is_back = await self._hooks.return_to(node, candidates, True)
                 # p2pd refuses to dial for a while what it could not reach, and never asks such a relay again
                 has_moved = interfaces() != self._interfaces
                 if not is_back or has_moved or self._hooks.is_relayed():
@@ -159,21 +171,30 @@ class Watch:
                 self._moved.clear()
 
     async def _restart(self) -> None:
-        self._interfaces = interfaces()
-        await self._hooks.restart()
+        before, self._interfaces = self._interfaces, interfaces()
+        is_behind_router = has_public(before) and not has_public(self._interfaces)
+        await self._hooks.restart(is_behind_router)
 
     async def _ping_some(self, node: "Node") -> None:
         neighbors = list(node.neighbors())
         picked = self._random.sample(neighbors, min(PINGS_PER_ROUND, len(neighbors)))
-        alive = await asyncio.gather(*(node.ping(peer, PING_TIMEOUT_S) for peer in picked))
+        pinging = asyncio.gather(*(node.ping(peer, PING_TIMEOUT_S) for peer in picked))
+        moved = asyncio.ensure_future(self._moved.wait())
+        waiting: set[asyncio.Future[Any]] = {pinging, moved}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        moved.cancel()
+        if not pinging.done():  # coming back is more urgent
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
+            return
+        alive = pinging.result()
         await self._remember(node, [peer for peer, answers in zip(picked, alive, strict=True) if answers])
 
     async def _remember_those_met(self) -> None:
         """Whoever answered while this node joined: a command that ends soon may never look around."""
-        with contextlib.suppress(NetworkError):  # p2pd has just died
-            node = await self._hooks.node()
-            connected = await node.connections()
-            await self._remember(node, [peer for peer in node.neighbors() if peer in connected][:MOST_PROBED])
+        node = await self._hooks.node()
+        connected = await node.connections()
+        await self._remember(node, [peer for peer in node.neighbors() if peer in connected][:MOST_PROBED])
 
     async def _remember(self, node: "Node", peers: list[PeerId]) -> None:
         met = [KnownPeer(peer, usable(await node.addresses_of(peer)), time.time()) for peer in peers]

@@ -16,7 +16,7 @@ AWAY_S, BACK_WITHIN_S = 8, 15
 
 
 @asynccontextmanager
-async def replying(hosts, home, *, is_hidden=False, bootstraps=1):
+async def replying(hosts, home, *, is_hidden=False, bootstraps=1, patience_s=120):
     """A bootstrap or two, a peer on the internet or behind a router, a client that is in mid-reply."""
     model = write_endless_model(home / "tiny")
     programs, joins = [], []
@@ -30,7 +30,8 @@ async def replying(hosts, home, *, is_hidden=False, bootstraps=1):
         programs.append(await start_peer(hosts, home, peer_host, model, joins[0], "0:6"))
         await online(programs[-1])
         client_host = hosts.add(hosts.add_router())
-        reply = await start_reply(hosts, home, client_host, model, joins, 15000, "--patience", "120s")
+        patience = ["--patience", f"{patience_s}s"]
+        reply = await start_reply(hosts, home, client_host, model, joins, 15000, *patience)
         programs.append(reply)
         await reply.begun_text(100)
         yield reply, programs[:bootstraps], peer_host, client_host

@@ -1,66 +1,18 @@
 """The swarm on separate hosts: a peer is killed, a cable is pulled, and the reply goes on."""
 
 import asyncio
-import contextlib
-import json
-import os
-import signal
-import sys
 from contextlib import asynccontextmanager
 
 import pytest
+from programs import PORT, online, start_bootstrap, start_peer, start_reply
 
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
-PORT = 31337
-START_S, REPLY_S = 60, 90
+REPLY_S = 90
 SPANS = ["0:3", "0:3", "3:6", "3:6"]
 TOKENS = 300
-
-
-class Program:
-    """A swarm process on one host."""
-
-    def __init__(self, process, number):
-        self.process = process
-        self.number = number
-        self.id = self.metrics = ""  # of a peer, once it has joined
-
-    @classmethod
-    async def start(cls, hosts, number, home, *arguments):
-        process = await asyncio.create_subprocess_exec(
-            *hosts.command(number, sys.executable, "-m", "swarm", *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "SWARM_HOME": str(home / str(number)), "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        return cls(process, number)
-
-    async def event(self, name):
-        async with asyncio.timeout(START_S):
-            while line := await self.process.stdout.readline():
-                entry = json.loads(line)
-                if entry.get("event") == name:
-                    return entry
-        pytest.fail(f"host {self.number} ended before {name}: {(await self.process.stderr.read()).decode()}")
-
-    def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    async def end(self):
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(self.process.wait(), 20)
-            except TimeoutError:
-                self.kill()
-                await self.process.wait()
 
 
 @asynccontextmanager
@@ -69,34 +21,14 @@ async def swarm_on(hosts, tmp_path):
     write_tiny_model(tmp_path / "tiny", TinyModel(num_blocks=6, overrides={"max_position_embeddings": 2048}))
     programs = []
     try:
-        number = hosts.add()
-        listen = ["--listen", f"{hosts.address(number)}:{PORT}", "--json", "--until-eof"]
-        programs.append(await Program.start(hosts, number, tmp_path, "bootstrap", *listen))
-        join = (await programs[0].event("joined"))["join"][0]
+        bootstrap, join = await start_bootstrap(hosts, tmp_path, hosts.add())
+        programs.append(bootstrap)
         for span in SPANS:
             number = hosts.add()
-            listen = ["--listen", f"{hosts.address(number)}:{PORT}", "--json", "--until-eof"]
-            options = [
-                "--blocks",
-                span,
-                "--dtype",
-                "fp32",
-                "--threads",
-                "1",
-                "--memory",
-                "1GiB",
-                "--drain",
-                "2s",
-            ]
-            programs.append(
-                await Program.start(
-                    hosts, number, tmp_path, "peer", str(tmp_path / "tiny"), "--join", join, *options, *listen
-                )
-            )
+            listen = ["--listen", f"{hosts.address(number)}:{PORT}"]
+            programs.append(await start_peer(hosts, tmp_path, number, tmp_path / "tiny", join, span, *listen))
         for program in programs[1:]:
-            joined = await program.event("joined")
-            program.id, program.metrics = joined["peer"], f"{joined['monitor']}/metrics"
-            await program.event("online")
+            await online(program)
         yield join, programs[1:], hosts.add()
     finally:
         await asyncio.gather(*(program.end() for program in programs))
@@ -104,20 +36,16 @@ async def swarm_on(hosts, tmp_path):
 
 async def reply(hosts, tmp_path, join, client, disturb=None):
     """What the client's host is told, as text and notes; `disturb` happens when some of it is out."""
-    arguments = ["generate", str(tmp_path / "tiny"), "Once upon a time", "--raw", "--temperature", "0.9"]
-    arguments += ["--seed", "7", "--max-tokens", str(TOKENS), "--join", join, "--spares", "off"]
-    program = await Program.start(hosts, client, tmp_path, *arguments)
+    program = await start_reply(hosts, tmp_path, client, tmp_path / "tiny", join, TOKENS)
     try:
-        async with asyncio.timeout(REPLY_S):
-            text = await program.process.stdout.readexactly(20)
-            if disturb is not None:
-                await disturb()
-            rest, notes = await program.process.communicate()
+        await program.begun_text()
+        if disturb is not None:
+            await disturb()
+        assert await program.ended(REPLY_S) == 0, program.said()
     finally:
         program.kill()
-        await program.process.wait()
-    assert program.process.returncode == 0, notes.decode()
-    return text + rest, notes.decode()
+        await program.end()
+    return program.text, program.said()
 
 
 @pytest.mark.parametrize("trouble", ["kill", "cable"])

@@ -99,11 +99,14 @@ class Node:
     async def hang_up(self, peer: PeerId, silent_s: float) -> None:
         self.connections.pop(peer, None)
 
+    async def hang_up_dead(self, peer: PeerId, timeout_s: float) -> None:
+        self.connections.pop(peer, None)
+
     async def addresses(self) -> tuple[str, ...]:
         return (f"/ip4/192.0.2.7/tcp/1/p2p/{self.peer}",)
 
     async def serve(self, came_from: str = "/ip4/127.0.0.1/tcp/50000", relays: bool = False) -> None:
-        server = ReachServer(self.peer, lambda: self, lambda: self.is_away, relays)
+        server = ReachServer(self.peer, lambda: self, lambda: self.is_away, lambda: relays)
 
         async def on_channel(channel: Channel) -> None:
             channel.came_from = came_from
