@@ -227,6 +227,8 @@ class Dht:
         """The records of an answer that prove themselves; for one that never could, its teller pays."""
         records: list[AnyRecord] = []
         for index, sealed in enumerate(told, 1):
+            if index % YIELD_EVERY == 0:  # also among those that hold no more: each has a signature
+                await asyncio.sleep(0)
             try:
                 records.append(self._admission.admit(key, sealed, self._around.now()))
             except StaleRecord:
@@ -234,8 +236,6 @@ class Dht:
             except InvalidRecord:
                 self._fault(teller, silent=False)
                 break
-            if index % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
         for record in records:
             self._around.heard_of(record)
         return records

@@ -198,6 +198,32 @@ def test_a_node_that_is_busy_is_asked_again() -> None:
     play(act)
 
 
+def test_stale_records_do_not_hold_up_the_loop(make_record: Make) -> None:
+    async def act(fabric: Fabric) -> None:
+        first, _ = await fabric.add()
+        reader, _ = await fabric.add(serves=False)
+        identity = new_identity()
+        stale = tuple(
+            seal(make_record(identity, issued_at=now() - 1000, sequence=number), identity.sign)
+            for number in range(200)
+        )
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        others = asyncio.create_task(take_turns())
+        await asyncio.sleep(0)
+        assert await reader._believe(KEY, stale, first._own) == []
+        others.cancel()
+        assert turns >= 5
+
+    play(act)
+
+
 def test_made_up_neighbors_are_survived(make_record: Make) -> None:
     async def act(fabric: Fabric) -> None:
         first, identity = await fabric.add()
