@@ -21,6 +21,10 @@ FAMILIES = {
     "qwen3": {"head_dim": 16},
     "mistral": {"num_key_value_heads": 6},
     "mistral sliding": {"sliding_window": 5},
+    "mistral by layer": {
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    },
     "qwen2 sliding": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
     "qwen3 sliding": {
         "use_sliding_window": True,
@@ -122,5 +126,19 @@ def test_yarn_variants_equal_transformers(tmp_path):
         "truncate": False,
     }
     config = tiny(tmp_path, "llama", rope_scaling=scaling)
+    actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
+    torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("betas", [{"beta_fast": 0}, {"beta_slow": 0}, {"beta_fast": 0, "beta_slow": 0.0}])
+def test_yarn_with_a_beta_of_zero_equals_transformers(tmp_path, betas):
+    config = tiny(tmp_path, "llama", rope_scaling={**ROPES["yarn"], **betas})
+    actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
+    torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("beside", [{}, {"rope_type": "default", "rope_theta": 5e5}])
+def test_a_recipe_added_by_hand_equals_transformers(tmp_path, beside):
+    config = tiny(tmp_path, "qwen2", rope_scaling=ROPES["yarn"], rope_parameters=beside)
     actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
     torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)
