@@ -175,7 +175,8 @@ def _refuse_other_tasks(fields: Fields) -> None:
     classes = fields.raw("architectures")
     if classes is not None and not isinstance(classes, list):
         raise fields.broken("architectures", f"is {brief(classes)}, not a list of names")
-    known = {f"{model_type}forcausallm" for model_type in (*SUPPORTED_MODEL_TYPES, "ministral")}
+    families = (*SUPPORTED_MODEL_TYPES, "ministral")
+    known = {f"{family}{kind}" for family in families for kind in ("forcausallm", "model")}
     if classes and not any(str(name).lower() in known for name in classes):
         name = str(classes[0])[:_MAX_NAME_CHARS]
         raise UnsupportedModel(

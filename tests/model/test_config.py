@@ -133,7 +133,6 @@ def test_a_senseless_field_is_named(tmp_path, field, value):
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"model_type": "qwen2", "architectures": ["Qwen2ForRewardModel"]}, "Qwen2ForRewardModel"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3"),
-        ({"architectures": ["LlamaModel"]}, "LlamaModel"),
         ({"is_causal": False}, "not causal"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map"),
         ({"model_type": "qwen3", **SLIDING, "layer_types": ["linear_attention"] * 4}, "'linear_attention'"),
