@@ -23,6 +23,7 @@ from swarm.security.manifest import Manifest
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_PREFIX = "model."  # of all but the lm_head
 _MAX_HEADER_BYTES = 2**25  # 10,000 blocks of 14 tensors take 22 MB
 _MAX_INDEX_BYTES = 2**25
 _MAX_DIMENSIONS = 8
@@ -45,21 +46,34 @@ class TensorInfo:
 
 
 class Checkpoint:
-    """A model directory's tensors by name. Headers are read when first needed, shard by shard."""
+    """A model directory's tensors by name. Headers are read when first needed, shard by shard.
 
-    def __init__(self, directory: Path) -> None:
+    As in transformers, the prefix `model.` may be missing or be there once more.
+    """
+
+    def __init__(self, directory: Path, *, single_file: bool = False) -> None:
+        """With `single_file`, an index is not looked at."""
         self._directory = directory
         self._headers: dict[str, _Header] = {}
-        self._files = shard_files(directory)  # by tensor name; None: everything is in one file
+        self._other_names: dict[str, str] = {}
+        # by tensor name; None: everything is in one file
+        self._files = None if single_file else shard_files(directory)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return self._stored_name(name) is not None
+
+    def read_instead(self, name: str, other: str) -> None:
+        """From now on, give the tensor `other` for `name`."""
+        self._other_names[name] = other
 
     def info(self, name: str, shape: Shape) -> TensorInfo:
         """A tensor's place. Raises `BrokenModel` unless it is there, whole, and of that shape."""
-        file = SINGLE_FILE if self._files is None else self._files.get(name)
-        if file is None:
-            raise BrokenModel(f"The tensor {name} is not listed in {self._directory / INDEX_FILE}", REPULL)
-        if file not in self._headers:
-            self._headers[file] = _read_header(self._directory / file, name)
-        info = self._headers[file].info(name)
+        stored = self._stored_name(self._other_names.get(name, name))
+        if stored is None:
+            file = SINGLE_FILE if self._files is None else INDEX_FILE
+            raise BrokenModel(f"The tensor {name} is missing from {self._directory / file}", REPULL)
+        info = self._header(self._file_of(stored), name).info(stored)
         if info.shape != shape:
             raise BrokenModel(
                 f"The tensor {name} in {info.file} has the shape {list(info.shape)} "
@@ -67,6 +81,21 @@ class Checkpoint:
                 REPULL,
             )
         return info
+
+    def _stored_name(self, name: str) -> str | None:
+        names = (name, f"{_PREFIX}{name}", name.removeprefix(_PREFIX))
+        if self._files is None:
+            entries = self._header(SINGLE_FILE, name).entries
+            return next((each for each in names if entries.raw(each) is not None), None)
+        return next((each for each in names if each in self._files), None)
+
+    def _file_of(self, stored: str) -> str:
+        return SINGLE_FILE if self._files is None else self._files[stored]
+
+    def _header(self, file: str, wanted: str) -> "_Header":
+        if file not in self._headers:
+            self._headers[file] = _read_header(self._directory / file, wanted)
+        return self._headers[file]
 
     def read_into(self, name: str, destination: Tensor, manifest: Manifest | None = None) -> None:
         """Fill a contiguous tensor, of the shape that is asked for, converting to its dtype.
@@ -98,6 +127,12 @@ class Checkpoint:
         if left:
             raise _truncated(info.file, name)
         return digest.hexdigest()
+
+
+def has_both_layouts(directory: Path) -> bool:
+    """Whether there is a whole file beside an index that names others."""
+    files = shard_files(directory)
+    return files is not None and SINGLE_FILE not in files.values() and (directory / SINGLE_FILE).exists()
 
 
 def shard_files(directory: Path) -> dict[str, str] | None:

@@ -12,35 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.errors import UnsupportedModel, UsageError
-from swarm.model.architectures.registry import read_traits
+from swarm.model.architectures.registry import SUPPORTED_MODEL_TYPES, family_of
 from swarm.model.architectures.traits import Windows
-from swarm.model.fields import Fields, read_fields
+from swarm.model.fields import Fields, brief, read_fields
 from swarm.model.ranges import MAX_ATTENTION_WIDTH
+from swarm.model.rope import Rope, extended_context, read_rope
 from swarm.values import Span
 
 if TYPE_CHECKING:
     from swarm.model.sampling import Sampling
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_MAX_NAME_CHARS = 80
+_DEFAULT_TOP_K = 50  # transformers'
+_LEAST_TOP_P = 1e-6  # no token's probability is as small and the largest
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32")
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding: which kind, and its parameters (names as Hugging Face's)."""
-
-    type: str = "default"
-    theta: float = 10_000.0
-    factor: float = 1.0
-    original_context_length: int = 0  # llama3, yarn
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    truncate: bool = True  # yarn
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +93,16 @@ def read_config(directory: Path) -> ModelConfig:
     Raises `BrokenModel` for a missing or senseless field and `UnsupportedModel` for a family,
     rotary type, activation or quantisation that this version cannot compute with.
     """
-    fields = read_fields(directory / "config.json")
-    model_type = fields.text_or("model_type", "")
+    written = read_fields(directory / "config.json")
+    model_type = written.text_or("model_type", "")
     if not model_type:
-        raise fields.broken("model_type", "is missing")
-    traits = read_traits(model_type, fields)
+        raise written.broken("model_type", "is missing")
+    family = family_of(model_type, written)
+    fields = written.with_defaults(family.defaults)
     _refuse_unsupported(fields)
+    traits, rope = family.read_traits(fields), read_rope(fields)
     num_heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
-    head_dim = fields.count_or("head_dim", traits.default_head_dim or hidden_size // num_heads)
     config = ModelConfig(
         model_type=model_type,
         num_blocks=fields.count("num_hidden_layers"),
@@ -124,11 +110,11 @@ def read_config(directory: Path) -> ModelConfig:
         intermediate_size=fields.count("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=fields.count_or("num_key_value_heads", num_heads),
-        head_dim=head_dim,
+        head_dim=fields.count_or("head_dim", hidden_size // num_heads),
         vocab_size=fields.count("vocab_size"),
         rms_norm_eps=fields.number("rms_norm_eps"),
-        context_length=fields.count("max_position_embeddings"),
-        rope=_read_rope(fields),
+        context_length=extended_context(rope, fields),
+        rope=rope,
         windows=traits.windows if any(traits.windows) else (),
         qkv_bias=traits.qkv_bias,
         output_bias=traits.output_bias,
@@ -137,7 +123,7 @@ def read_config(directory: Path) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_read_dtype(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        stop_token_ids=_read_stop_ids(directory, fields),
+        stop_token_ids=_read_stop_ids(directory, written, fields),
     )
     _check_heads(config, fields)
     return config
@@ -146,7 +132,8 @@ def read_config(directory: Path) -> ModelConfig:
 def read_generation_defaults(directory: Path) -> "Sampling":
     """The model's own sampling defaults from generation_config.json; greedy where it says nothing.
 
-    As in transformers, a temperature counts only with ``do_sample``.
+    As in transformers, a temperature counts only with ``do_sample``, and a top_k that is not given is 50.
+    Above 1, top_p keeps all; 0 keeps the likeliest. Raises `BrokenModel` for a number out of its range.
     """
     from swarm.model.sampling import Sampling  # imports torch
 
@@ -159,8 +146,8 @@ def read_generation_defaults(directory: Path) -> "Sampling":
         return Sampling(repetition_penalty=penalty)
     return Sampling(
         temperature=fields.number_or("temperature", 1.0),
-        top_k=int(fields.number_or("top_k", 0)),
-        top_p=fields.number_or("top_p", 1.0),
+        top_k=max(0, fields.count_or("top_k", _DEFAULT_TOP_K)),  # some write -1 for all
+        top_p=min(max(fields.number_or("top_p", 1.0), _LEAST_TOP_P), 1.0),
         min_p=fields.number_or("min_p", 0.0),
         repetition_penalty=penalty,
     )
@@ -172,12 +159,36 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise UnsupportedModel(
             f"The activation {activation!r} in {fields.path} is not supported", "Supported: silu."
         )
-    quantization = fields.section("quantization_config")
-    if quantization is not None:
-        method = quantization.text_or("quant_method", "unknown")
+    _refuse_other_tasks(fields)
+    for name in ("quantization_config", "compression_config"):
+        section = fields.section(name)
+        if section is not None:
+            method = section.text_or("quant_method", section.text_or("format", "unknown"))
+            raise UnsupportedModel(
+                f"{fields.path} says that the tensors are quantised ({method}), which cannot be loaded",
+                "Use the unquantised version of the model.",
+            )
+
+
+def _refuse_other_tasks(fields: Fields) -> None:
+    """Refuse what has the tensors of a family and computes something else with them."""
+    classes = fields.raw("architectures")
+    if classes is not None and not isinstance(classes, list):
+        raise fields.broken("architectures", f"is {brief(classes)}, not a list of names")
+    families = (*SUPPORTED_MODEL_TYPES, "ministral")
+    known = {f"{family}{kind}" for family in families for kind in ("forcausallm", "model")}
+    if classes and not any(str(name).lower() in known for name in classes):
+        name = str(classes[0])[:_MAX_NAME_CHARS]
         raise UnsupportedModel(
-            f"{fields.path} says that the tensors are quantised ({method}), which cannot be loaded",
-            "Use the unquantised version of the model.",
+            f"{fields.path} names the architecture {name!r}, which is not supported",
+            "Supported are the families' causal language models, as LlamaForCausalLM.",
+        )
+    if not fields.flag("is_causal", True):
+        raise UnsupportedModel(f"{fields.path} says that attention is not causal, which is not supported")
+    if fields.raw("auto_map"):
+        raise UnsupportedModel(
+            f"{fields.path} has an auto_map: the model is computed by code of its own, which is never run",
+            "Use a model that transformers computes without trust_remote_code.",
         )
 
 
@@ -191,11 +202,12 @@ def _read_dtype(fields: Fields) -> str:
     return name
 
 
-def _read_stop_ids(directory: Path, fields: Fields) -> tuple[int, ...]:
-    ids = fields.token_ids("eos_token_id")
+def _read_stop_ids(directory: Path, written: Fields, fields: Fields) -> tuple[int, ...]:
+    """Those of both files. The family's default counts only where there is no second file."""
     path = directory / "generation_config.json"
-    if path.exists():
-        ids += read_fields(path).token_ids("eos_token_id")
+    if not path.exists():
+        return fields.token_ids("eos_token_id")
+    ids = written.token_ids("eos_token_id") + read_fields(path).token_ids("eos_token_id")
     return tuple(dict.fromkeys(ids))
 
 
@@ -209,51 +221,3 @@ def _check_heads(config: ModelConfig, fields: Fields) -> None:
             "num_attention_heads",
             f"is {config.num_heads}, of {config.head_dim} each: more than {MAX_ATTENTION_WIDTH:,} in all",
         )
-
-
-def _read_rope(fields: Fields) -> Rope:
-    """Rotary parameters in the newer spelling (`rope_parameters`) or the older two fields."""
-    scaling = fields.section("rope_parameters") or fields.section("rope_scaling")
-    scaling = scaling or Fields(fields.path, {}, "rope_parameters.")
-    rope_type = scaling.text_or("rope_type", scaling.text_or("type", "default"))
-    if rope_type not in SUPPORTED_ROPE_TYPES:
-        raise UnsupportedModel(
-            f"The rotary embedding {rope_type!r} in {fields.path} is not supported",
-            f"Supported: {', '.join(SUPPORTED_ROPE_TYPES)}.",
-        )
-    if (scaling.number_or("partial_rotary_factor", fields.number_or("partial_rotary_factor", 1.0))) != 1.0:
-        raise UnsupportedModel(f"A partial rotary embedding, as in {fields.path}, is not supported")
-    theta = scaling.number_or("rope_theta", fields.number_or("rope_theta", 10_000.0))
-    rope = Rope(type=rope_type, theta=theta)
-    if rope_type == "default":
-        return rope
-    return _read_scaling(rope, scaling, fields)
-
-
-def _read_scaling(rope: Rope, scaling: Fields, fields: Fields) -> Rope:
-    context_length = fields.count("max_position_embeddings")
-    key = "original_max_position_embeddings"
-    original = fields.count_or(
-        key, scaling.count_or(key, context_length)
-    )  # the outer one wins, as in transformers
-    factor = scaling.number_or("factor", context_length / original if rope.type == "yarn" else None)
-    if factor is None:
-        raise scaling.broken("factor", "is missing")
-    rope = dataclasses.replace(rope, factor=factor)
-    if rope.type == "linear":
-        return rope
-    rope = dataclasses.replace(rope, original_context_length=original)
-    if rope.type == "llama3":
-        low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-        if high <= low:
-            raise scaling.broken("high_freq_factor", f"is {high}, not above low_freq_factor, {low}")
-        return dataclasses.replace(rope, low_freq_factor=low, high_freq_factor=high)
-    return dataclasses.replace(
-        rope,
-        beta_fast=scaling.number_or("beta_fast", 32.0),
-        beta_slow=scaling.number_or("beta_slow", 1.0),
-        attention_factor=scaling.number_or("attention_factor", None),
-        mscale=scaling.number_or("mscale", None),
-        mscale_all_dim=scaling.number_or("mscale_all_dim", None),
-        truncate=scaling.flag("truncate", True),
-    )

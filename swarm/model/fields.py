@@ -5,6 +5,7 @@ is missing, of the wrong type or out of its range ends in a `BrokenModel` that n
 """
 
 import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeGuard, TypeVar
 
@@ -36,6 +37,10 @@ class Fields:
     def everything(self) -> dict[str, object]:
         """All of the object, untyped."""
         return dict(self._data)
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> "Fields":
+        """The same, where a key that is left out has its default. A null stays a null."""
+        return Fields(self.path, {**defaults, **self._data}, self._prefix)
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None."""

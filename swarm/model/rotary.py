@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from swarm.model.config import ModelConfig, Rope
+from swarm.model.config import ModelConfig
+from swarm.model.rope import Rope
 
 
 class RotaryTables(NamedTuple):

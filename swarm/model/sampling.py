@@ -18,13 +18,14 @@ from swarm.errors import ModelError, SwarmError, UsageError
 
 _FIRST_PREFIX = 256
 _DRAW_BITS = 53  # a float's worth
+_LEAST_TEMPERATURE = 1e-5  # below it the likeliest is drawn anyway, and a division would overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is chosen. The defaults choose the likeliest."""
 
-    temperature: float = 0.0  # 0 is greedy
+    temperature: float = 0.0  # 0 is greedy, and so is what hardly differs from it
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0
     min_p: float = 0.0  # relative to the likeliest token's probability
@@ -90,7 +91,7 @@ def choose(
     best = int(processed.argmax())  # the first of equals
     if not math.isfinite(float(processed[best])):
         raise _no_token(logits)
-    if sampling.temperature == 0:
+    if sampling.temperature < _LEAST_TEMPERATURE:
         return _choice(best, logits, constraint)
     draw = uniform(sampling, len(prompt_ids) + len(output_ids))
     return _choice(_draw(processed.div_(sampling.temperature), sampling, draw), logits, constraint)

@@ -8,14 +8,14 @@ themselves is at most one tensor in its stored format.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from swarm.errors import ManifestMismatch
-from swarm.model.checkpoint import Checkpoint, Shape
+from swarm.errors import BrokenModel, ManifestMismatch
+from swarm.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, Shape, has_both_layouts
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
@@ -67,11 +67,29 @@ def load_head(
     """Load embedding, final norm and lm_head. Raises as `load_span` does."""
     check_config(config, manifest)
     shapes = head_tensors(config)
-    loader = _Loader(Checkpoint(directory), dtype, manifest, head_size_bytes(config, dtype), None)
+    checkpoint = _open_ends(directory, config)
+    loader = _Loader(checkpoint, dtype, manifest, head_size_bytes(config, dtype), None)
     embed_tokens = loader.tensor(EMBEDDING, shapes[EMBEDDING])
     norm = loader.tensor(FINAL_NORM, shapes[FINAL_NORM])
-    weight = embed_tokens if config.tie_word_embeddings else loader.tensor(LM_HEAD, shapes[LM_HEAD])
+    tied = LM_HEAD not in manifest.tensors if manifest else _are_tied(checkpoint, config)
+    weight = embed_tokens if tied else loader.tensor(LM_HEAD, shapes[EMBEDDING])
     return Head(config, embed_tokens, norm, Projection(weight, None, not multiplies_natively(dtype)))
+
+
+def _open_ends(directory: Path, config: ModelConfig) -> Checkpoint:
+    """The checkpoint, with the embedding where it is: tied ends may be stored as the lm_head alone."""
+    checkpoint = Checkpoint(directory)
+    if config.tie_word_embeddings and not checkpoint.has(EMBEDDING) and checkpoint.has(LM_HEAD):
+        checkpoint.read_instead(EMBEDDING, LM_HEAD)
+    return checkpoint
+
+
+def _are_tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Whether the lm_head is the embedding once more: not where the files have another one."""
+    if not config.tie_word_embeddings or not checkpoint.has(LM_HEAD):
+        return config.tie_word_embeddings
+    table = head_tensors(config)[EMBEDDING]
+    return checkpoint.digest(LM_HEAD, table) == checkpoint.digest(EMBEDDING, table)
 
 
 def block_tensors(config: ModelConfig, block: int) -> dict[str, Shape]:
@@ -104,7 +122,7 @@ def block_tensors(config: ModelConfig, block: int) -> dict[str, Shape]:
 
 
 def head_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Names and shapes of the tensors outside the blocks."""
+    """Names and shapes of the tensors outside the blocks, as the config has them."""
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, Shape] = {EMBEDDING: table, FINAL_NORM: (config.hidden_size,)}
     return shapes if config.tie_word_embeddings else {**shapes, LM_HEAD: table}
@@ -146,8 +164,10 @@ def build_manifest(directory: Path, on_progress: Progress | None = None) -> Mani
     Tensors that are not computed with (a second copy of tied embeddings, say) do not count.
     """
     config = read_config(directory)
-    checkpoint = Checkpoint(directory)
+    checkpoint = _open_ends(directory, config)
     shapes = head_tensors(config)
+    if not _are_tied(checkpoint, config):
+        shapes[LM_HEAD] = shapes[EMBEDDING]
     for block in range(config.num_blocks):
         shapes |= block_tensors(config, block)
     total = sum(checkpoint.info(name, shape).size_bytes for name, shape in shapes.items())
@@ -157,7 +177,21 @@ def build_manifest(directory: Path, on_progress: Progress | None = None) -> Mani
         done += checkpoint.info(name, shape).size_bytes
         if on_progress is not None:
             on_progress(done, total)
+    if has_both_layouts(directory):
+        _check_other_layout(directory, shapes, digests)
     return Manifest(config_digest(config), tokenizer_digests(directory), digests)
+
+
+def _check_other_layout(directory: Path, shapes: Mapping[str, Shape], digests: Mapping[str, str]) -> None:
+    """Raise `BrokenModel` unless the one file beside the index holds the same tensors."""
+    single = Checkpoint(directory, single_file=True)
+    for name, digest in digests.items():
+        if not single.has(name) or single.digest(name, shapes[name]) != digest:
+            raise BrokenModel(
+                f"{directory} holds two models: the tensor {name} in {SINGLE_FILE} is not the one "
+                f"that {INDEX_FILE} names",
+                "Remove the one that is not wanted, the index with its files or the single file.",
+            )
 
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "add_bos_token", "add_eos_token")

@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 from swarm.errors import BrokenModel, UnsupportedModel, UsageError
-from swarm.model.config import ModelConfig, Rope, read_config, read_generation_defaults
+from swarm.model.config import ModelConfig, read_config, read_generation_defaults
+from swarm.model.rope import Rope
 from swarm.model.sampling import Sampling
 from swarm.values import Span
 
@@ -50,26 +52,43 @@ def test_a_plain_config_is_read_with_its_defaults(tmp_path):
         rms_norm_eps=1e-5,
         context_length=256,
         dtype="bfloat16",
+        bos_token_id=1,
         stop_token_ids=(2,),
     )
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "model_type",
-        "num_hidden_layers",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "vocab_size",
-        "rms_norm_eps",
-        "max_position_embeddings",
-    ],
-)
-def test_a_missing_field_is_named_with_its_file(tmp_path, field):
+def test_a_missing_family_is_named_with_its_file(tmp_path):
+    with pytest.raises(BrokenModel, match=r"field model_type in .*config\.json is missing"):
+        read(tmp_path, model_type="absent")
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "rms_norm_eps", "vocab_size"])
+def test_a_null_is_no_default(tmp_path, field):
     with pytest.raises(BrokenModel, match=rf"field {field} in .*config\.json is missing"):
-        read(tmp_path, **{field: "absent"})
+        read(tmp_path, **{field: None})
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("left_out", [*LLAMA, "everything"])
+def test_a_key_that_is_left_out_has_transformers_default(tmp_path, family, left_out):
+    gone = dict.fromkeys(LLAMA if left_out == "everything" else [left_out], "absent")
+    gone |= {"model_type": family, "torch_dtype": "float32"}
+    gone = {"hidden_size": 64, "num_attention_heads": 32, **gone}  # as many as there are by default
+    ours, theirs = read(tmp_path, **gone), transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (ours.num_blocks, ours.hidden_size) == (theirs.num_hidden_layers, theirs.hidden_size)
+    assert (ours.intermediate_size, ours.vocab_size) == (theirs.intermediate_size, theirs.vocab_size)
+    head_dim = getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert (ours.num_heads, ours.head_dim) == (theirs.num_attention_heads, head_dim)
+    assert (ours.num_kv_heads, ours.rms_norm_eps) == (theirs.num_key_value_heads, theirs.rms_norm_eps)
+    assert (ours.context_length, ours.rope) == (theirs.max_position_embeddings, Rope())
+    eos = [] if theirs.eos_token_id is None else [theirs.eos_token_id]
+    assert (ours.bos_token_id, list(ours.stop_token_ids)) == (theirs.bos_token_id, eos)
+
+
+def test_a_familys_end_token_does_not_join_those_that_are_named(tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7]}))
+    left_out = {name: "absent" for name in LLAMA if name == "eos_token_id"}
+    assert read(tmp_path, **left_out).stop_token_ids == (7,)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +123,18 @@ def test_a_senseless_field_is_named(tmp_path, field, value):
         ({"torch_dtype": "float8_e4m3fn"}, "'float8_e4m3fn'.* Supported: bfloat16, float16, float32"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"rope_parameters": {}, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "'dynamic'",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "each kind of layer"),
+        ({"compression_config": {"format": "int-quantized"}}, "quantised .int-quantized."),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForRewardModel"]}, "Qwen2ForRewardModel"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3"),
+        ({"is_causal": False}, "not causal"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map"),
         ({"model_type": "qwen3", **SLIDING, "layer_types": ["linear_attention"] * 4}, "'linear_attention'"),
     ],
 )
@@ -123,6 +154,39 @@ def test_older_and_newer_spelling_give_the_same_config(tmp_path):
     )
     assert older == newer
     assert older.rope == Rope(type="yarn", theta=5e5, factor=4.0, original_context_length=64)
+
+
+RECIPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta", "context_length"),
+    [
+        ({"rope_parameters": {}, "rope_scaling": RECIPE}, 1e4, 1024),
+        ({"rope_parameters": {}, "rope_scaling": RECIPE, "rope_theta": 5e5}, 5e5, 1024),
+        ({"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {**RECIPE, "rope_theta": 7e5}}, 7e5, 1024),
+        ({"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": RECIPE}, 1e4, 1024),
+        ({"rope_parameters": {**RECIPE, "rope_theta": 5e5}, "rope_scaling": {}}, 5e5, 1024),
+        ({"rope_scaling": RECIPE, "max_position_embeddings": 1024}, 1e4, 1024),
+    ],
+)
+def test_a_recipe_beside_rope_parameters_is_the_one_that_counts(tmp_path, changes, theta, context_length):
+    config = read(tmp_path, **changes)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert config.rope == Rope(type="yarn", theta=theta, factor=4.0, original_context_length=256)
+    assert (theirs["rope_type"], theirs["rope_theta"], theirs["factor"]) == ("yarn", theta, 4.0)
+    assert config.context_length == context_length
+
+
+def test_a_context_that_is_stretched_beyond_any_is_broken(tmp_path):
+    with pytest.raises(BrokenModel, match="max_position_embeddings"):
+        read(tmp_path, rope_scaling={"rope_type": "linear", "factor": 1e6})
+
+
+def test_a_context_is_stretched_by_a_linear_recipe_and_not_by_llama3s(tmp_path):
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert read(tmp_path, rope_scaling={"rope_type": "linear", "factor": 2.0}).context_length == 512
+    assert read(tmp_path, rope_scaling=llama3).context_length == 256
 
 
 @pytest.mark.parametrize(
@@ -151,6 +215,20 @@ def test_stop_ids_are_joined_from_both_files(tmp_path):
     [
         ({"model_type": "mistral", "sliding_window": 16}, (16, 16, 16, 16)),
         ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "mistral"}, (4096, 4096, 4096, 4096)),
+        (
+            {
+                "model_type": "mistral",
+                "sliding_window": 16,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (16, None, 16, None),
+        ),
+        ({"model_type": "mistral", "sliding_window": 16, "layer_types": None}, (16, 16, 16, 16)),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 4096),
+        ),
         ({"model_type": "llama", "sliding_window": 16}, ()),
         ({"model_type": "qwen2", **SLIDING, "max_window_layers": 3}, (None, None, None, 16)),
         ({"model_type": "qwen2", **SLIDING, "max_window_layers": 4}, ()),
@@ -177,6 +255,13 @@ def test_sliding_windows_follow_the_family(tmp_path, changes, windows):
     config = read(tmp_path, **changes)
     assert config.windows == windows
     assert [config.window(block) for block in range(4)] == list(windows or [None] * 4)
+
+
+def test_layers_that_slide_without_a_window_are_broken(tmp_path):
+    layers = ["full_attention", "sliding_attention"] * 2
+    for changes in ({"model_type": "qwen2"}, {"model_type": "mistral", "sliding_window": None}):
+        with pytest.raises(BrokenModel, match="layer_types"):
+            read(tmp_path, **changes, layer_types=layers)
 
 
 def test_qwen3_has_its_own_head_size_unless_the_config_says_so(tmp_path):
@@ -231,10 +316,20 @@ def test_a_span_outside_the_model_is_refused_with_what_there_is(tmp_path):
             {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
             Sampling(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05),
         ),
-        ({"do_sample": True}, Sampling(temperature=1.0)),
+        ({"do_sample": True}, Sampling(temperature=1.0, top_k=50)),
+        ({"do_sample": True, "top_k": None}, Sampling(temperature=1.0, top_k=50)),
+        ({"do_sample": True, "top_k": 0, "top_p": 1.1}, Sampling(temperature=1.0)),
+        ({"do_sample": True, "top_k": -1, "top_p": 0}, Sampling(temperature=1.0, top_p=1e-6)),
     ],
 )
 def test_generation_defaults_mean_what_they_mean_to_transformers(tmp_path, fields, expected):
     if fields is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(fields))
     assert read_generation_defaults(tmp_path) == expected
+
+
+@pytest.mark.parametrize("fields", [{"top_k": -2}, {"top_k": 1.5}, {"top_p": -0.1}, {"top_p": 2.1}])
+def test_a_senseless_default_of_sampling_is_named_with_its_file(tmp_path, fields):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **fields}))
+    with pytest.raises(BrokenModel, match=rf"{next(iter(fields))} in .*generation_config\.json"):
+        read_generation_defaults(tmp_path)

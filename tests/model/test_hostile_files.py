@@ -104,7 +104,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name in NUMBERS for field in NUMBERS[name]])
-@pytest.mark.parametrize("value", [10**9 * 10**400, -1, float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("value", [10**9 * 10**400, -2, float("nan"), float("inf"), 1e300])
 def test_a_number_out_of_its_range_is_named_with_range_and_file(name, field, value, directory):
     edit(directory, name, **{field: value, "do_sample": True})
     with pytest.raises(BrokenModel, match=rf"{field} in .*{name} is .* from [\d,.e-]+ to [\d,.e+]+"):
@@ -122,9 +122,9 @@ def test_a_rotary_number_out_of_its_range_is_named(field, value, directory):
         read_config(edit(directory, "config.json", rope_scaling=scaling))
 
 
-@pytest.mark.parametrize("field", ["beta_fast", "beta_slow", "factor"])
-def test_a_zero_that_a_formula_divides_by_is_refused(field, directory):
-    scaling = {"rope_type": "yarn", "factor": 4.0, field: 0}
+@pytest.mark.parametrize(("field", "value"), [("beta_fast", 5e-324), ("beta_slow", 1e-7), ("factor", 0)])
+def test_what_a_formula_cannot_divide_by_is_refused(field, value, directory):
+    scaling = {"rope_type": "yarn", "factor": 4.0, field: value}
     with pytest.raises(BrokenModel, match=field):
         read_config(edit(directory, "config.json", rope_scaling=scaling))
 

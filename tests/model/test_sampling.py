@@ -249,3 +249,16 @@ def test_logits_that_are_not_numbers_are_refused(value):
 def test_a_constraint_that_allows_nothing_is_refused():
     with pytest.raises(UsageError, match="Not one token"):
         choose(LOGITS, Sampling(), [1], [], Constraint(allowed=torch.zeros(VOCAB, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-38, 1e-6])
+def test_a_temperature_next_to_zero_is_greedy(temperature):
+    logits = torch.tensor([1.0, 30.0, 29.999, -4.0])
+    chosen = choose(logits, Sampling(temperature=temperature, seed=3), [0], [])
+    assert chosen == choose(logits, Sampling(), [0], [])
+
+
+def test_the_least_temperature_that_counts_draws_without_overflow():
+    logits = torch.tensor([1e4, -1e4, 1e4 - 1e-3])
+    drawn = {choose(logits, Sampling(temperature=1e-5, seed=seed), [0], []).token_id for seed in range(9)}
+    assert drawn == {0}

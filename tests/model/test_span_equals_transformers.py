@@ -2,15 +2,17 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.span import SpanModel, SpanStep
-from swarm.model.weights import load_head, load_span
+from swarm.model.weights import build_manifest, load_head, load_span
 from swarm.testing.tiny_models import ROPES, VOCAB_SIZE, TinyModel, write_tiny_model
 from swarm.values import Span
 
@@ -21,6 +23,10 @@ FAMILIES = {
     "qwen3": {"head_dim": 16},
     "mistral": {"num_key_value_heads": 6},
     "mistral sliding": {"sliding_window": 5},
+    "mistral by layer": {
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    },
     "qwen2 sliding": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
     "qwen3 sliding": {
         "use_sliding_window": True,
@@ -122,5 +128,70 @@ def test_yarn_variants_equal_transformers(tmp_path):
         "truncate": False,
     }
     config = tiny(tmp_path, "llama", rope_scaling=scaling)
+    actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
+    torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("betas", [{"beta_fast": 0}, {"beta_slow": 0}, {"beta_fast": 0, "beta_slow": 0.0}])
+def test_yarn_with_a_beta_of_zero_equals_transformers(tmp_path, betas):
+    config = tiny(tmp_path, "llama", rope_scaling={**ROPES["yarn"], **betas})
+    actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
+    torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("beside", [{}, {"rope_type": "default", "rope_theta": 5e5}])
+def test_a_recipe_added_by_hand_equals_transformers(tmp_path, beside):
+    config = tiny(tmp_path, "qwen2", rope_scaling=ROPES["yarn"], rope_parameters=beside)
+    actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
+    torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    path = directory / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+
+
+def with_another_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].flip(0).contiguous()}
+
+
+def with_the_same_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+
+
+def with_the_head_alone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"lm_head.weight": tensors.pop("model.embed_tokens.weight"), **tensors}
+
+
+@pytest.mark.parametrize(
+    ("change", "names_a_head"),
+    [
+        (without_prefix, False),
+        (with_another_head, True),
+        (with_the_same_head, False),
+        (with_the_head_alone, False),
+    ],
+)
+def test_ends_tied_in_the_config_are_what_the_files_hold(tmp_path, change, names_a_head):
+    config = tiny(tmp_path, "qwen2")
+    rewrite(tmp_path, change)
+    expected = reference_logits(tmp_path, IDS)
+    actual = logits_of(config, tmp_path, cuts=[2], chunks=[len(IDS)])
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+    manifest = build_manifest(tmp_path)
+    assert ("lm_head.weight" in manifest.tensors) == names_a_head
+    head = load_head(tmp_path, config, dtype=torch.float32, manifest=manifest)
+    row = torch.linspace(-1, 1, config.hidden_size)[None]
+    unchecked = load_head(tmp_path, config, dtype=torch.float32)
+    assert torch.equal(head.logits(row), unchecked.logits(row))
+
+
+def test_tensors_without_the_prefix_of_untied_ends_equal_transformers(tmp_path):
+    config = tiny(tmp_path, "llama", architectures=["LlamaModel"])
+    rewrite(tmp_path, without_prefix)
     actual = logits_of(config, tmp_path, cuts=[], chunks=[len(IDS)])
     torch.testing.assert_close(actual, reference_logits(tmp_path, IDS), atol=2e-5, rtol=0)

@@ -236,7 +236,8 @@ def test_the_digest_does_not_depend_on_the_layout_of_the_files(tmp_path):
     assert not (tmp_path / "three" / "model.safetensors").exists()
     assert one == three
     assert one.digest == three.digest
-    rewrite(tmp_path / "one", {"lm_head.weight": torch.zeros(259, 48)})  # not computed with: tied
+    embedding = load_file(tmp_path / "one" / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(tmp_path / "one", {"lm_head.weight": embedding.clone()})  # the same once more
     assert build_manifest(tmp_path / "one").digest == one.digest
 
 
@@ -282,3 +283,13 @@ def test_the_heads_logits_are_fp32_in_every_format(directory):
         logits = head.logits(head.embed([1, 2, 3]))
         assert logits.dtype == torch.float32
         assert logits.shape == (3, 259)
+
+
+def test_an_index_and_a_file_beside_it_that_differ_are_told(tmp_path):
+    write_tiny_model(tmp_path, TinyModel(shards=2))
+    digest = build_manifest(tmp_path).digest
+    write_tiny_model(tmp_path, TinyModel())
+    assert build_manifest(tmp_path).digest == digest  # two copies of one model
+    write_tiny_model(tmp_path, TinyModel(seed=1))
+    with pytest.raises(BrokenModel, match=r"two models: the tensor .* in model\.safetensors"):
+        build_manifest(tmp_path)

@@ -1,7 +1,16 @@
 """``llama``: the plain decoder; biases only where config.json asks for them."""
 
-from swarm.model.architectures.traits import Traits
+from swarm.model.architectures.traits import COMMON_DEFAULTS, Traits
 from swarm.model.fields import Fields
+
+DEFAULTS = {
+    **COMMON_DEFAULTS,
+    "vocab_size": 32_000,
+    "intermediate_size": 11_008,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def read_traits(fields: Fields) -> Traits:

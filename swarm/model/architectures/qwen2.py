@@ -1,7 +1,17 @@
 """``qwen2``: biases on q, k and v, always; sliding windows by layer."""
 
-from swarm.model.architectures.traits import Traits, windows_by_layer
+from swarm.model.architectures.traits import COMMON_DEFAULTS, Traits, windows_by_layer
 from swarm.model.fields import Fields
+
+DEFAULTS = {
+    **COMMON_DEFAULTS,
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
 
 
 def read_traits(fields: Fields) -> Traits:

@@ -4,12 +4,21 @@ Every supported family is: RMS norm, grouped-query attention with rotary positio
 SiLU MLP. A file of this folder says, for one ``model_type``, which of these traits it has.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarm.errors import UnsupportedModel
-from swarm.model.fields import Fields
+from swarm.model.fields import Fields, brief
 
 Windows = tuple[int | None, ...]
+
+# What transformers' configuration classes of all these families have for a key that is left out.
+COMMON_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +29,37 @@ class Traits:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    default_head_dim: int | None = None  # None: hidden_size // num_attention_heads
     windows: Windows = ()  # by block, None for full attention; empty when every block has it
 
 
 def windows_by_layer(fields: Fields) -> Windows:
     """Sliding windows as the Qwen families write them: a switch, a size, and which layers slide."""
-    window = fields.count_or("sliding_window", None)
-    if window is None or not fields.flag("use_sliding_window", False):
+    slides = fields.flag("use_sliding_window", False)
+    window = fields.count_or("sliding_window", None) if slides else None
+    if fields.raw("layer_types") is not None:
+        return windows_by_name(fields, window)
+    if window is None:
         return ()
-    num_blocks = fields.count("num_hidden_layers")
-    layer_types = fields.raw("layer_types")
-    if layer_types is None:
-        full = fields.number_or("max_window_layers", 28)  # the families' own default
-        return tuple(window if block >= full else None for block in range(num_blocks))
-    if not isinstance(layer_types, list) or len(layer_types) != num_blocks:
+    full = fields.count("max_window_layers")
+    return tuple(window if block >= full else None for block in range(fields.count("num_hidden_layers")))
+
+
+def windows_by_name(fields: Fields, window: int | None) -> Windows:
+    """Sliding windows where `layer_types` names the kind of each block's attention."""
+    num_blocks, names = fields.count("num_hidden_layers"), fields.raw("layer_types")
+    if not isinstance(names, list) or len(names) != num_blocks:
         raise fields.broken("layer_types", f"is not a list of {num_blocks} names")
-    return tuple(_window_of(layer_type, window) for layer_type in layer_types)
+    if window is None and "sliding_attention" in names:
+        raise fields.broken("layer_types", "has blocks that slide, and no size of the window is given")
+    return tuple(_window_of(name, window) for name in names)
 
 
-def _window_of(layer_type: object, window: int) -> int | None:
+def _window_of(layer_type: object, window: int | None) -> int | None:
     if layer_type == "sliding_attention":
         return window
     if layer_type == "full_attention":
         return None
     raise UnsupportedModel(
-        f"The layer type {layer_type!r} is not supported", "Supported: full_attention, sliding_attention."
+        f"The layer type {brief(layer_type)} is not supported",
+        "Supported: full_attention, sliding_attention.",
     )
