@@ -6,6 +6,7 @@ while, whatever its record says, unless nobody else has its blocks.
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ FETCH_TIMEOUT_S = 5.0
 OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
 DEFAULT_NUMERICS = Numerics("fp32", "none")
+WARY_S = 60.0  # after one that never served here did not keep its word
+MOST_KNOWN = 1000
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 0.5
 
@@ -69,6 +72,8 @@ class Routes:
         self._bytes_per_s: dict[PeerId, float] = {}
         self._bans: dict[PeerId, _Ban] = {}
         self._observed: dict[PeerId, _Observation] = {}
+        self._served: set[PeerId] = set()  # they have answered steps
+        self._wary_until = 0.0  # till then, peers that have never served come last
         self._refreshing: asyncio.Task[Snapshot] | None = None
 
     async def close(self) -> None:
@@ -108,8 +113,12 @@ class Routes:
     def _plan_with_lost(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
     ) -> tuple[PlannedHop, ...]:
+        banned = self._banned()
+        with contextlib.suppress(NoRoute):
+            if _now() < self._wary_until:
+                return self._plan(span, numerics, excluded | banned | self._strangers())
         try:
-            return self._plan(span, numerics, excluded | self._banned())
+            return self._plan(span, numerics, excluded | banned)
         except NoRoute:
             return self._plan(
                 span, numerics, excluded | self._not_to_be_asked() | self._not_needed(span, numerics)
@@ -147,6 +156,7 @@ class Routes:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 self._snapshot = await self._fetch()
+                self._forget_gone(self._snapshot)
         except ClockOff:
             if self._snapshot is None:
                 raise
@@ -171,6 +181,7 @@ class Routes:
     def served(self, peer: PeerId, bytes_per_s: float) -> None:
         """A peer answered a step, over a link of that rate: what it did before is forgiven."""
         self._bans.pop(peer, None)
+        self._served.add(peer)
         self._bytes_per_s[peer] = bytes_per_s
 
     def bytes_per_s(self, peer: PeerId) -> float:
@@ -188,6 +199,8 @@ class Routes:
         """
         if bytes_per_s is not None:
             self._bytes_per_s[peer] = bytes_per_s
+        if peer not in self._served:
+            self._wary_until = _now() + WARY_S
         now, ban = _now(), self._bans.get(peer)
         losses = ban.losses + 1 if ban else 1
         self._bans[peer] = _Ban(
@@ -230,6 +243,21 @@ class Routes:
             for peer, ban in self._bans.items()
             if ban.until > now or issued_at.get(peer, math.inf) <= ban.lost_at
         )
+
+    def _strangers(self) -> frozenset[PeerId]:
+        """Peers that have never answered a step here: what they claim is all that is known of them."""
+        peers = self._snapshot.peers if self._snapshot else ()
+        return frozenset(record.peer_id for record in peers) - self._served
+
+    def _forget_gone(self, snapshot: Snapshot) -> None:
+        """Keep no more than some of peers that are in the directory no longer: there is no end to those."""
+        here = {record.peer_id for record in snapshot.peers}
+        for known in (self._rtt_ms, self._bytes_per_s, self._bans, self._observed):
+            gone = [peer for peer in known if peer not in here]
+            for peer in gone[: max(0, len(known) - MOST_KNOWN)]:
+                del known[peer]
+        if len(self._served) > MOST_KNOWN:
+            self._served &= here
 
     def _directory_time(self) -> float:
         """What the clock says that records go by, as far as the last snapshot tells."""

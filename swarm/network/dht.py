@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import statistics
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.traverse import traverse_dht
 
 from swarm.errors import ClockOff, InvalidRecord, MalformedMessage, NetworkError, ProtocolError, StaleRecord
-from swarm.network.admission import Admission, newest
+from swarm.network.admission import Admission, newest, subkey_of
 from swarm.network.budgets import Allowance, Bans, Budgets
 from swarm.network.storage import RecordStorage
 from swarm.security.identity import is_peer_id
@@ -166,10 +166,30 @@ class Dht:
         answers = await self._search(_place(key.encode()), FindRecords(self._serves, key))
         if not answers and not self._is_alone:
             raise NetworkError("No node of the directory answers")
-        records = await self._believe(key, self._storage.get(key, self._around.now()), self._own)
+        told = {self._own: await self._believe(key, self._storage.get(key, self._around.now()), self._own)}
         for peer, answer in answers.items():
-            records += await self._believe(key, answer.records, peer)
-        return newest(records)
+            told[peer] = await self._believe(key, answer.records, peer)
+        return newest(self._vouched_for(told))
+
+    def _vouched_for(self, told: Mapping[PeerId, Sequence[AnyRecord]]) -> list[AnyRecord]:
+        """What is told by nodes that this one joined through, by the very peer it is about, or by two others.
+
+        Anyone can sign for any number of peers that are not there; a node that keeps records takes each
+        from its peer alone, but a liar tells them all by itself. What only one tells counts where nobody
+        who could know better has answered.
+        """
+        tellers: dict[str, set[PeerId]] = {}
+        for teller, records in told.items():
+            for record in records:
+                tellers.setdefault(subkey_of(record), set()).add(teller)
+        sure = {self._own, *self._introducers}
+        everything = [record for records in told.values() for record in records]
+        vouched = [
+            record
+            for record in everything
+            if len(by := tellers[subkey_of(record)]) > 1 or record.peer in by or not sure.isdisjoint(by)
+        ]
+        return vouched if vouched or not told.keys().isdisjoint(self._introducers) else everything
 
     async def close(self) -> None:
         """End what runs."""

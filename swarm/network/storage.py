@@ -7,6 +7,7 @@ whoever has been there for a while is not crowded out, and a flood displaces mos
 
 import heapq
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarm.network.admission import subkey_of
@@ -44,6 +45,8 @@ class RecordStorage:
         self._max_bytes = max_bytes
         self._keys: dict[str, dict[str, _Kept]] = {}
         self._places: dict[str, set[Place]] = {}  # by peer
+        self._order: list[Place] = []  # all places, for chance to pick from, and where each stands in it
+        self._index: dict[Place, int] = {}
         self._expiries: list[tuple[float, Place]] = []  # a heap, also of records that were replaced since
         self._size_bytes = 0
 
@@ -104,24 +107,31 @@ class RecordStorage:
 
     def _make_room(self, key: str, size_bytes: int) -> None:
         while len(self._keys.get(key, {})) >= self._max_per_key:
-            self._displace([(key, subkey) for subkey in self._keys[key]])
-        while self._size_bytes + size_bytes > self._max_bytes and self._places:
-            self._displace([place for places in self._places.values() for place in places])
+            subkeys = list(self._keys[key])
+            self._displace(
+                (key, subkey) for subkey in self._chance.sample(subkeys, min(RIVALS, len(subkeys)))
+            )
+        while self._size_bytes + size_bytes > self._max_bytes and self._order:
+            self._displace(self._chance.choices(self._order, k=RIVALS))
 
-    def _displace(self, places: list[Place]) -> None:
+    def _displace(self, rivals: Iterable[Place]) -> None:
         """Take out the newest of a few."""
-        rivals = self._chance.sample(places, min(RIVALS, len(places)))
         self._remove(max(rivals, key=lambda place: self._keys[place[0]][place[1]].since))
 
     def _insert(self, place: Place, kept: _Kept) -> None:
         self._keys.setdefault(place[0], {})[place[1]] = kept
         self._places.setdefault(kept.record.peer, set()).add(place)
         self._size_bytes += len(kept.sealed)
+        self._index[place] = len(self._order)
+        self._order.append(place)
         heapq.heappush(self._expiries, (kept.record.expires_at, place))
 
     def _remove(self, place: Place) -> None:
         kept = self._keys[place[0]].pop(place[1])
         self._size_bytes -= len(kept.sealed)
+        last, stood = self._order.pop(), self._index.pop(place)
+        if last != place:
+            self._order[stood], self._index[last] = last, stood
         places = self._places[kept.record.peer]
         places.discard(place)
         if not places:

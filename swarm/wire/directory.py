@@ -18,7 +18,7 @@ ID_BYTES = 20  # of a place in the key space: SHA-1, as in Kademlia
 MAX_NODES_TOLD = 20  # Kademlia's k
 MAX_ENTRIES = 40
 MAX_REQUEST_BYTES = 128 * 1024
-MAX_ANSWER_BYTES = 2**21
+MAX_ANSWER_BYTES = 2**20 + 64 * 1024  # the most that is told of one key, and 20 names
 
 Target = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]

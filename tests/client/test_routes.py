@@ -13,6 +13,7 @@ from swarm.client.routes import (
     FIRST_BAN_S,
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
+    MOST_KNOWN,
     SNAPSHOT_LIFE_S,
     Routes,
 )
@@ -326,3 +327,44 @@ def test_an_error_tells_whether_peers_are_full_away_or_out_of_reach(kinds, code,
     error = with_routes(Book(record("a"), record("b")), scene)
     assert error.code == code
     assert told in str(error)
+
+
+def test_peers_that_have_served_are_not_left_for_thousands_that_only_claim():
+    phantoms = [record(f"x{number}", decode_tokens_per_s=1e9) for number in range(2000)]
+    book = Book(record("a", 0, 3), record("b", 3, 6), *phantoms)
+
+    async def scene(routes):
+        await routes.refresh()
+        for peer in (A, B):
+            routes.served(peer, 1e6)
+        plans = 0
+        while set(await peers(routes)) != {"a", "b"}:
+            plans += 1
+            for hop in await routes.plan(WHOLE):
+                routes.lost(hop.peer, "unreached", "It is not there.")
+        return plans
+
+    assert with_routes(book, scene) <= 1
+
+
+def test_a_newcomer_is_tried_as_long_as_newcomers_keep_their_word():
+    book = Book(record("a"), record("b", decode_tokens_per_s=900.0))
+
+    async def scene(routes):
+        await routes.refresh()
+        routes.served(A, 1e6)
+        return await peers(routes)
+
+    assert with_routes(book, scene) == ["b"]
+
+
+def test_of_peers_that_are_gone_only_so_much_is_remembered():
+    async def scene(routes):
+        await routes.refresh()
+        for number in range(3 * MOST_KNOWN):
+            routes.lost(PeerId(f"x{number}"), "unreached", "It is not there.")
+            routes.heard(PeerId(f"x{number}"), 0.01)
+        await routes.refresh()
+        return len(routes._bans), len(routes._rtt_ms)
+
+    assert with_routes(Book(record("a")), scene) == (MOST_KNOWN, MOST_KNOWN)

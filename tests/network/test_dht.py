@@ -393,3 +393,26 @@ def test_one_node_that_lies_about_the_time_is_not_believed() -> None:
         assert node.behind_s == 0.0
 
     play(act)
+
+
+async def tells_of_phantoms(raw: bytes, make_record: Make) -> bytes:
+    phantoms = []
+    for _ in range(50):
+        nobody = new_identity()
+        phantoms.append(seal(make_record(nobody, issued_at=now(), decode_tokens_per_s=1e9), nobody.sign))
+    return encode(Found((), tuple(phantoms)))
+
+
+@pytest.mark.parametrize("bootstrap", ["there", "away"])
+def test_peers_that_a_single_node_tells_of_are_nobody(make_record: Make, bootstrap: str) -> None:
+    async def act(fabric: Fabric) -> None:
+        _, introducer = await fabric.add()
+        honest = [await fabric.add() for _ in range(3)]
+        records = {await announce(*each, make_record) for each in honest}
+        reader, _ = await fabric.add(serves=False)
+        fabric.add_evil(lambda raw: tells_of_phantoms(raw, make_record), known_by=reader)
+        if bootstrap == "away":
+            del fabric.nodes[introducer.peer_id]
+        assert set(await reader.fetch(KEY)) == records
+
+    play(act)
