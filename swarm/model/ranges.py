@@ -33,8 +33,8 @@ _TOKEN_ID = Range(0, 2**22 - 1)
 _RATIO = Range(1e-6, 1e6)
 
 RANGES: Mapping[str, Range] = {
-    "num_hidden_layers": Range(1, 10_000),  # as many as a record in the directory may name
-    "max_window_layers": Range(0, 10_000),
+    "num_hidden_layers": Range(1, 1024),  # as many as a record in the directory may name
+    "max_window_layers": Range(0, 1024),
     "hidden_size": Range(1, 2**17),
     "intermediate_size": Range(1, 2**20),
     "num_attention_heads": Range(1, 2**12),
