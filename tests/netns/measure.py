@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hosts import Hosts, why_not
 from programs import online, start_bootstrap, start_peer, start_reply, write_endless_model
-from test_links import replying
+from test_cut_links import replying
 
 IDLE_S = 60
 MOVES = (
