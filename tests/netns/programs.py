@@ -174,9 +174,13 @@ class Reply(Program):
 def write_endless_model(directory):
     """A tiny model without an end of text, so that a reply is as long as a test wants it."""
     write_tiny_model(directory, TinyModel(num_blocks=6, overrides={"max_position_embeddings": 16384}))
-    for name in ("config.json", "generation_config.json"):
+    for name, field in (
+        ("config.json", "eos_token_id"),
+        ("generation_config.json", "eos_token_id"),
+        ("tokenizer_config.json", "eos_token"),
+    ):
         path = directory / name
         fields = json.loads(path.read_text())
-        fields.pop("eos_token_id", None)
+        fields.pop(field, None)
         path.write_text(json.dumps(fields))
     return directory
