@@ -110,7 +110,7 @@ def unreached(peers: Iterable[PeerId], blocks: Iterable[Span], how: str) -> NoRo
     who = f"Peer {names[0]} hosts" if len(names) == 1 else f"Peers {', '.join(names)} host"
     return NoRoute(
         f"{who} blocks {', '.join(map(str, blocks))} and cannot be reached {how}",
-        "Its owner can forward a port or let it take a relay; or start another peer for these blocks.",
+        "If it still runs, its owner can forward a port or let it take a relay; else start another.",
     )
 
 

@@ -227,7 +227,7 @@ class Routes:
             return last
         reason = ([ban.reason for ban in lost.values()][-1] if lost else last.what).rstrip(".")
         kinds = {ban.kind for ban in lost.values()}
-        if kinds == {"unreached"}:
+        if kinds == {"unreached"} and not lost.keys() & self._served:  # who has served is no more
             return unreached(lost, missing, f"from here ({reason[:1].lower()}{reason[1:]})")
         if kinds == {"full"}:
             return peers_full(missing)

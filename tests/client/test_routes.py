@@ -329,6 +329,16 @@ def test_an_error_tells_whether_peers_are_full_away_or_out_of_reach(kinds, code,
     assert told in str(error)
 
 
+def test_a_peer_that_has_served_and_is_gone_is_not_told_as_out_of_reach():
+    async def scene(routes):
+        await routes.refresh()
+        routes.served(A, 1e6)
+        routes.lost(A, "unreached", "It is not there.")
+        return routes.explain(WHOLE, NoRoute("nobody"))
+
+    assert "No live peer hosts blocks 0:6 (it is not there)" in str(with_routes(Book(record("a")), scene))
+
+
 def test_peers_that_have_served_are_not_left_for_thousands_that_only_claim():
     phantoms = [record(f"x{number}", decode_tokens_per_s=1e9) for number in range(2000)]
     book = Book(record("a", 0, 3), record("b", 3, 6), *phantoms)
