@@ -25,6 +25,7 @@ from swarm.peer.handler import MAX_QUEUED_MESSAGES
 from swarm.wire.directory import DIRECTORY_PROTOCOL
 from swarm.wire.frames import MAX_HEADER_BYTES
 from swarm.wire.messages import MAX_STEP_TOKENS, SESSION_PROTOCOL, WIRE_VERSION, AnyMessage
+from swarm.wire.reach import ReachMessage
 from swarm.wire.records import MAX_BLOCKS, MAX_SEALED_BYTES, AnyRecord
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +94,12 @@ def test_the_tree_has_every_module_and_nothing_else():
 def test_the_protocol_tells_every_field_of_the_message(message):
     told = in_code(section(ROOT / "docs/protocol.md", message.__name__))
     assert field_names(message) <= told
+
+
+@pytest.mark.parametrize("message", ReachMessage.__subclasses__(), ids=lambda message: message.__name__)
+def test_the_protocol_tells_the_message_of_reach(message):
+    told = in_code(section(ROOT / "docs/protocol.md", "Reach streams"))
+    assert {message.__struct_config__.tag} | field_names(message) <= told
 
 
 def test_the_protocol_tells_no_message_that_there_is_not():

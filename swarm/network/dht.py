@@ -3,8 +3,9 @@
 Kademlia (Maymounkov and Mazieres, 2002) with hivemind's routing table and traversal. Reading and
 judging what strangers send is all here and below, in `wire/directory`, `admission` and `storage`: nothing
 of theirs reaches a parser of hivemind's. A node's place follows from its key, so nobody chooses theirs. A
-record is taken only from the peer that it is about. A look-up asks several nodes, believes what any of
-them proves, and ends early on nobody's word; a node that answers nonsense is left out for a while.
+record is taken only from the peer that it is about. A look-up asks several nodes, believes what is proven
+and told by one that was joined through, by the peer itself or by two, and ends early on nobody's word; a
+node that answers nonsense is left out for a while.
 """
 
 import asyncio
