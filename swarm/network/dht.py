@@ -157,10 +157,10 @@ class Dht:
         answered = await self._search(place, FindNodes(self._serves, place.to_bytes()))
         nearest = sorted(answered, key=lambda peer: place.xor_distance(place_of(peer)))
         takers = {*nearest[:REPLICAS], *(self._introducers.keys() & answered.keys())}
-        request = Store(self._serves, ((key, sealed),))
+        request = Store(self._serves, key, sealed)
         stored = await asyncio.gather(*(self._ask(peer, request, Stored) for peer in takers))
         own = self._serves and self._keep(key, sealed, self._own, self._around.now())
-        return any(each is not None and each.kept == (True,) for each in stored) or (own and self._is_alone)
+        return any(each is not None and each.kept for each in stored) or (own and self._is_alone)
 
     async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
         """All records that hold now under a key, as far as anyone has them. Raises `NetworkError`."""
@@ -209,10 +209,10 @@ class Dht:
                 return Found(self._nearest(DHTID.from_bytes(target), asker), ())
             case FindRecords(key=key):
                 return Found(self._nearest(_place(key.encode()), asker), tuple(self._storage.get(key, now)))
-            case Store(entries=entries):
-                self._charge(self._offered, asker, len(entries))
-                self._charge(self._offered_in_all, self._own, len(entries))
-                return Stored(tuple(self._keep(key, sealed, asker, now) for key, sealed in entries))
+            case Store(key=key, sealed=sealed):
+                self._charge(self._offered, asker, 1)
+                self._charge(self._offered_in_all, self._own, 1)
+                return Stored(self._keep(key, sealed, asker, now))
             case _:
                 return Welcome(now)
 

@@ -16,8 +16,7 @@ from swarm.wire.records import MAX_SEALED_BYTES
 DIRECTORY_PROTOCOL = "/swarm/directory/1"
 ID_BYTES = 20  # of a place in the key space: SHA-1, as in Kademlia
 MAX_NODES_TOLD = 20  # Kademlia's k
-MAX_ENTRIES = 40
-MAX_REQUEST_BYTES = 128 * 1024
+MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 2**20 + 64 * 1024  # the most that is told of one key, and 20 names
 
 Target = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
@@ -49,9 +48,10 @@ class FindRecords(DirectoryRequest, tag="records", frozen=True, array_like=True)
 
 
 class Store(DirectoryRequest, tag="store", frozen=True, array_like=True):
-    """Keep these sealed records of mine, each under its key. Answered by `Stored`."""
+    """Keep this sealed record of mine under this key. Answered by `Stored`."""
 
-    entries: Annotated[tuple[tuple[Key, Sealed], ...], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
+    key: Key
+    sealed: Sealed
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True, array_like=True):
@@ -68,9 +68,9 @@ class Found(msgspec.Struct, tag="found", frozen=True, array_like=True):
 
 
 class Stored(msgspec.Struct, tag="stored", frozen=True, array_like=True):
-    """Which of the records I keep, in the order of the request."""
+    """Whether I keep the record."""
 
-    kept: Annotated[tuple[bool, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+    kept: bool
 
 
 class Busy(msgspec.Struct, tag="busy", frozen=True, array_like=True):

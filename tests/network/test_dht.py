@@ -40,7 +40,7 @@ NONSENSE = {
     "nested arrays": b"\x91" * 1000,
     "nested extensions": bytes.fromhex("c841c940") * 234,
     "deep in a field that is not read": b"\x94\xa5found\x90\x90" + NESTED,
-    "another kind": encode(Stored((True,))),
+    "another kind": encode(Stored(True)),
     "a number for a name": msgspec.msgpack.encode(["found", [7], []]),
     "too large": bytes(MAX_ANSWER_BYTES + 1),
     "a hundred nodes": msgspec.msgpack.encode(["found", ["x"] * 100, []]),
@@ -246,8 +246,8 @@ def test_nobody_keeps_a_record_that_another_brings(make_record: Make) -> None:
         node, _ = await fabric.add()
         victim = new_identity()
         sealed = seal(make_record(victim, issued_at=now()), victim.sign)
-        stored = node.answer(encode(Store(True, ((KEY, sealed),))), new_identity().peer_id)
-        assert decode_answer(stored) == Stored((False,))
+        stored = node.answer(encode(Store(True, KEY, sealed)), new_identity().peer_id)
+        assert decode_answer(stored) == Stored(False)
         assert await node.fetch(KEY) == ()
 
     play(act)
@@ -304,7 +304,7 @@ def test_records_of_one_sender_are_bounded(make_record: Make) -> None:
             digest = f"{number:064x}"
             record = make_record(flooder, issued_at=now(), model=digest, sequence=number)
             entry = (f"peers/{digest}/0", seal(record, flooder.sign))
-            answer = decode_answer(node.answer(encode(Store(True, (entry,))), flooder.peer_id))
+            answer = decode_answer(node.answer(encode(Store(True, *entry)), flooder.peer_id))
             refused += answer == Busy()
         assert refused >= 700
         assert node._storage.size_bytes < 2 * len(entry[1])

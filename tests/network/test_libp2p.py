@@ -362,7 +362,7 @@ async def test_nothing_that_others_say_ends_a_node(start: Start, monkeypatch: py
         b"\x91" * 3_000_000,
         b"\x93\xa7records\x01\xa1k" + b"\x81\xa1a" * 900_000,
         b"",
-        encode(Store(True, ((KEY, b"\xc8\x01\x00\x40" * 300),))),
+        encode(Store(True, KEY, b"\xc8\x01\x00\x40" * 300)),
     ],
     ids=["extensions", "arrays", "maps", "nothing", "record"],
 )
