@@ -133,7 +133,7 @@ def _draw_peers(screen: "Console", peers: "Sequence[PeerStatus]") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from swarm.status.text import duration
+    from swarm.values import duration
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("  peer", "name", "blocks", "seen as", "ms/token", "tokens/s", "dtype", "queue", "up"):

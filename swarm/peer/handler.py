@@ -16,8 +16,7 @@ import torch
 from swarm.errors import ChannelClosed, ProtocolError, SessionRefused
 from swarm.network.channel import Channel, Envelope
 from swarm.peer.executor import Executor
-from swarm.peer.in_flight import InFlight, Room
-from swarm.peer.inbox import Inbox
+from swarm.peer.inbox import Inbox, InFlight, Room
 from swarm.peer.sessions import PeerSession, SessionTable
 from swarm.security.session_key import OwnerProof
 from swarm.values import ModelDigest, PeerId, Span

@@ -19,10 +19,10 @@ from swarm.network.transport import Network
 from swarm.peer.announcer import Announcer, Load
 from swarm.peer.executor import Executor
 from swarm.peer.handler import Hosting, SessionHandler
-from swarm.peer.instruments import Instruments
+from swarm.peer.metrics import PeerMetrics
 from swarm.peer.sessions import SessionLimits, SessionTable
+from swarm.peer.sleep import SleepWatch
 from swarm.peer.throughput import Throughput
-from swarm.peer.wake import SleepWatch
 from swarm.wire.messages import SESSION_PROTOCOL
 
 EXPIRE_EVERY_S = 5.0
@@ -41,10 +41,10 @@ class Peer:
         limits: SessionLimits,
         throughput: Throughput,
         compute: Compute,
-        instruments: Instruments,
+        instruments: PeerMetrics,
         clock: Callable[[], float],
     ) -> None:
-        """`clock`: seconds that go on while the machine sleeps, as peer/wake.boot_clock."""
+        """`clock`: seconds that go on while the machine sleeps, as peer/sleep.boot_clock."""
         self.announcer = announcer
         self.throughput = throughput
         self.executor = Executor(model, compute, instruments.note_step)

@@ -27,14 +27,13 @@ from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
 from swarm.network.transport import Network, Reach
 from swarm.peer.announcer import RECORD_LIFE_S, Announcer, Profile
-from swarm.peer.instruments import Instruments
+from swarm.peer.metrics import PeerMetrics
 from swarm.peer.monitor import Monitor
 from swarm.peer.peer import Peer
 from swarm.peer.placement import blocks_that_fit, check_fits, choose_span, coverage_to_come
 from swarm.peer.sessions import SessionLimits
-from swarm.peer.sleep import follow_sleep
+from swarm.peer.sleep import boot_clock, follow_sleep
 from swarm.peer.throughput import Throughput, measure
-from swarm.peer.wake import boot_clock
 from swarm.security.identity import Identity
 from swarm.security.manifest import Manifest
 from swarm.values import PeerId, Span
@@ -102,7 +101,7 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         directory = OwnDirectory(network, identity, time.time)
         announcer = Announcer(directory, _profile(config, plan, identity), time.time)
         announcer.reachable = lambda: "direct" if network.reach == "unknown" else network.reach
-        instruments = Instruments()
+        instruments = PeerMetrics()
         monitor = Monitor(instruments.metrics, lambda: _reasons(announcer, network))
         stack.push_async_callback(monitor.close)
         port = await monitor.start("127.0.0.1", config.monitor_port)

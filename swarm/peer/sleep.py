@@ -1,13 +1,17 @@
-"""Follows the operating system's sleep signal, so that sessions move before the machine is gone.
+"""The machine's sleep: told beforehand by the system, so that sessions move, or noticed after waking.
 
 On Linux systemd-logind, or elogind, says on the system bus when it is about to suspend, and waits for
 those who hold a *delay* lock, a few seconds at most (https://systemd.io/INHIBITOR_LOCKS). Elsewhere,
-and where that is refused, a sleep shows only afterwards: `peer/wake`.
+and where that is refused, a sleep shows only afterwards, by a tick that came far too late: told by a
+clock that goes on during sleep and that nobody can set. By the wall clock a correction of the time would
+look like a sleep, and asyncio's own clock stands still while the machine sleeps.
 """
 
 import asyncio
 import contextlib
 import logging
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -32,6 +36,8 @@ _SIGNAL = "PrepareForSleep"
 _UNAVAILABLE = (OSError, DBusErrorResponse)  # no bus, or none any more; no logind, or it refused
 
 _logger = logging.getLogger(__name__)
+TICK_S = 1.0
+SLEPT_S = 3.0  # more than this late is no busy machine: clients have given the sessions up by then
 
 
 async def follow_sleep(
@@ -126,3 +132,31 @@ async def _open_logind(address: str) -> AsyncIterator[_Logind]:
             stack.callback(logind.release)
             await logind.connect()
         yield logind
+
+
+def boot_clock() -> float:
+    """Seconds since some moment, with those in which the machine slept."""
+    # macOS has mach_continuous_time under the name of a clock that on Linux stands still during sleep
+    clock = time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC_RAW
+    return time.clock_gettime(clock)
+
+
+class SleepWatch:
+    """Watches a clock such as `boot_clock`. `run` until cancelled."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ticked_at = clock()
+
+    def forget(self) -> None:
+        """What was slept until now is known already."""
+        self._ticked_at = self._clock()
+
+    async def run(self, on_wake: Callable[[float], Awaitable[None]]) -> None:
+        """Call `on_wake(seconds)` after each sleep."""
+        while True:
+            self._ticked_at = self._clock()
+            await asyncio.sleep(TICK_S)
+            late_s = self._clock() - self._ticked_at - TICK_S
+            if late_s > SLEPT_S:
+                await on_wake(late_s)

@@ -13,15 +13,15 @@ from xml.etree import ElementTree as Xml
 from swarm.status.history import Point, Range
 from swarm.status.incidents import Incident
 from swarm.status.page import headline
-from swarm.status.past import Past
 from swarm.status.snapshot import ModelStatus, SwarmState
+from swarm.status.view import HistoryView
 
 Json = dict[str, Any]
 MAX_PEERS = 1000  # in one answer
 _ATOM = "http://www.w3.org/2005/Atom"
 
 
-def state_json(state: SwarmState, past: Past) -> Json:
+def state_json(state: SwarmState, history: HistoryView) -> Json:
     """The swarm without its peers, bounded whatever its size."""
     return {
         "at": state.at,
@@ -29,16 +29,16 @@ def state_json(state: SwarmState, past: Past) -> Json:
         "blind": state.blind,
         "health": state.health,
         "headline": headline(state),
-        "models": [_model_summary(model, past) for model in state.models],
+        "models": [_model_summary(model, history) for model in state.models],
         "models_left_out": state.models_left_out,
-        "open_incidents": sum(incident.ended_at is None for incident in past.incidents),
+        "open_incidents": sum(incident.ended_at is None for incident in history.incidents),
     }
 
 
-def model_json(model: ModelStatus, past: Past, offset: int, limit: int) -> Json:
+def model_json(model: ModelStatus, history: HistoryView, offset: int, limit: int) -> Json:
     """A model with some of its peers."""
     peers = model.peers[offset : offset + min(limit, MAX_PEERS)]
-    return _model_summary(model, past) | {"peers": [asdict(peer) for peer in peers], "offset": offset}
+    return _model_summary(model, history) | {"peers": [asdict(peer) for peer in peers], "offset": offset}
 
 
 def find_model(state: SwarmState, name: str) -> ModelStatus | None:
@@ -98,11 +98,11 @@ def incidents_atom(title: str, incidents: Sequence[Incident], now: float) -> byt
     return b'<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(feed, encoding="unicode").encode()
 
 
-def _model_summary(model: ModelStatus, past: Past) -> Json:
+def _model_summary(model: ModelStatus, history: HistoryView) -> Json:
     fields = {name: getattr(model, name) for name in ModelStatus.__slots__ if name != "peers"}
     online = sum(peer.state == "online" for peer in model.peers)
     counts = {"peers_total": len(model.peers), "peers_online": online}
-    return fields | counts | {"availability_24h": past.availability(model.manifest)}
+    return fields | counts | {"availability_24h": history.availability(model.manifest)}
 
 
 def _add(parent: Xml.Element, tag: str, text: str) -> None:

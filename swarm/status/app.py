@@ -18,14 +18,13 @@ from typing import TypeVar
 from swarm.http_server import HttpServer, Listen, hosts_of
 from swarm.network.directory import Directory
 from swarm.network.transport import Network
-from swarm.status.board import Board, View
 from swarm.status.history import DEFAULT_LIMIT_BYTES, History
-from swarm.status.instruments import Instruments
+from swarm.status.metrics import StatusMetrics
 from swarm.status.observer import Observer
 from swarm.status.page import Site
-from swarm.status.past import Past, read_past
-from swarm.status.routes import Routes
+from swarm.status.routes import StatusRoutes
 from swarm.status.snapshot import SwarmState
+from swarm.status.view import HistoryView, ResponseCache, View, read_history
 from swarm.status.watch import CanarySettings
 
 KEEP_EVERY_S = 10.0
@@ -58,9 +57,9 @@ class StatusPage:
         self._config = config
         self._history = History(config.database, config.limit_bytes)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
-        self._instruments = Instruments()
-        self._board = Board(View(SwarmState(now(), None), Past()))
-        self._past = Past()
+        self._instruments = StatusMetrics()
+        self._responses = ResponseCache(View(SwarmState(now(), None), HistoryView()))
+        self._history_view = HistoryView()
         self._news = asyncio.Event()
         self.observer.on_news = self._news.set
 
@@ -90,7 +89,7 @@ class StatusPage:
     async def _listen(self, stack: AsyncExitStack) -> str:
         config = self._config
         hosts = hosts_of(config.host, config.hosts)
-        routes = Routes(self._board, config.site, self._instruments, hosts)
+        routes = StatusRoutes(self._responses, config.site, self._instruments, hosts)
         server = HttpServer(routes.application(), Listen(config.host, config.port, "The status page"))
         url = await server.start()
         stack.push_async_callback(server.close)
@@ -105,7 +104,7 @@ class StatusPage:
             started_at = clock()
             state = await self.observer.state()
             self._instruments.show(state)
-            await self._board.show(View(state, self._past))
+            await self._responses.show(View(state, self._history_view))
             await asyncio.sleep(max(SHOW_AT_MOST_EVERY_S, 4 * (clock() - started_at)))
 
     async def _keep(self) -> None:
@@ -113,9 +112,9 @@ class StatusPage:
         failing = False
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
-            state = self._board.view.state
+            state = self._responses.view.state
             try:
-                self._past = await self._in_thread(partial(_keep_state, self._history, state))
+                self._history_view = await self._in_thread(partial(_keep_state, self._history, state))
             except sqlite3.Error as error:
                 self._instruments.write_failures.inc()
                 if not failing:
@@ -129,7 +128,7 @@ class StatusPage:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _keep_state(history: History, state: SwarmState) -> Past:
+def _keep_state(history: History, state: SwarmState) -> HistoryView:
     if state.seen_at is not None:
         history.record(state)
-    return read_past(history, state)
+    return read_history(history, state)

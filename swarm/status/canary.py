@@ -18,7 +18,7 @@ from swarm.errors import HopLost, LossKind, NetworkError, ProtocolError, Session
 from swarm.network.transport import Network
 from swarm.security.session_key import SessionKey
 from swarm.status.agreement import Fingerprint, alike, tolerance_of
-from swarm.status.question import Fingerprints, Question
+from swarm.status.question import CanaryQuestion, Fingerprints
 from swarm.values import ModelDigest
 from swarm.wire.messages import NO_ROOM
 
@@ -78,7 +78,7 @@ class Canary:
 
     network: Network
     model: ModelDigest
-    question: Question
+    question: CanaryQuestion
     fingerprints: Fingerprints
 
     async def run(self, chain: Sequence[PlannedHop]) -> CanaryRun:

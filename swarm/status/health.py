@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarm.status.proofs import ModelProof, PeerProof
-from swarm.status.text import duration, listed, short_id
-from swarm.values import Span, spans_of
+from swarm.values import Span, duration, listed, short_id, spans_of
 from swarm.wire.records import PeerRecord, Snapshot
 
 Health = Literal["healthy", "degraded", "broken", "unknown"]

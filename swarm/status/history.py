@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from swarm.errors import ConfigurationError
-from swarm.status.incidents import Incident, Key, ended, troubles
+from swarm.status.incidents import Incident, IncidentKey, ended, troubles
 from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
 from swarm.values import parse_span
 
@@ -247,7 +247,7 @@ class History:
 
     def _update_incidents(self, state: SwarmState) -> None:
         rows = self._db.execute("SELECT kind, model, peer, number FROM incidents WHERE ended_at IS NULL")
-        open_now = {Key(kind, model, peer): number for kind, model, peer, number in rows}
+        open_now = {IncidentKey(kind, model, peer): number for kind, model, peer, number in rows}
         found = troubles(state)
         for number in ended(open_now, found, state):
             self._db.execute("UPDATE incidents SET ended_at = ? WHERE number = ?", (state.at, number))

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from swarm.status.snapshot import ModelStatus, SwarmState
-from swarm.status.text import short_id
+from swarm.values import short_id
 
 MAX_PEERS = 20  # of one model with an incident each; more are told by the model's own
 Kind = Literal["outage", "peer", "blind"]
 
 
-class Key(NamedTuple):
+class IncidentKey(NamedTuple):
     """What an incident is about. `model` is a manifest digest, empty for the page itself."""
 
     kind: Kind
@@ -38,30 +38,32 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class IncidentCause:
     """What to tell about an incident."""
 
     model_name: str
     cause: str
 
 
-def troubles(state: SwarmState) -> dict[Key, Trouble]:
+def troubles(state: SwarmState) -> dict[IncidentKey, IncidentCause]:
     """Everything that is wrong in a state. While the page is blind it knows of nothing but that."""
     if state.blind:
         told = "The directory does not answer this page; nothing is known of the swarm"
-        return {Key("blind", "", ""): Trouble("", told)} if state.seen_at is not None else {}
-    found: dict[Key, Trouble] = {}
+        return {IncidentKey("blind", "", ""): IncidentCause("", told)} if state.seen_at is not None else {}
+    found: dict[IncidentKey, IncidentCause] = {}
     for model in state.models:
         if model.health == "broken":
-            found[Key("outage", model.manifest, "")] = Trouble(model.name, _sentence(model))
+            found[IncidentKey("outage", model.manifest, "")] = IncidentCause(model.name, _sentence(model))
         failing = [peer for peer in model.peers if peer.condition == "failing"]
         for peer in failing[:MAX_PEERS]:
             cause = f"Peer {short_id(peer.peer)} ({peer.blocks}) {peer.reason or 'failed its canary'}"
-            found[Key("peer", model.manifest, peer.peer)] = Trouble(model.name, cause)
+            found[IncidentKey("peer", model.manifest, peer.peer)] = IncidentCause(model.name, cause)
     return found
 
 
-def ended(open_now: Mapping[Key, int], found: Mapping[Key, Trouble], state: SwarmState) -> list[int]:
+def ended(
+    open_now: Mapping[IncidentKey, int], found: Mapping[IncidentKey, IncidentCause], state: SwarmState
+) -> list[int]:
     """The numbers of the incidents that are over. Nothing ends unseen, while the page is blind."""
     if state.blind:
         return []

@@ -14,7 +14,7 @@ from swarm.network.directory import Directory
 from swarm.network.transport import Network
 from swarm.status.canary import CanaryRun
 from swarm.status.proofs import ModelProof
-from swarm.status.selection import MAX_MODELS, Standing, choose_models
+from swarm.status.schedule import MAX_MODELS, Standing, choose_models
 from swarm.status.snapshot import SwarmState, summarize
 from swarm.status.watch import CanarySettings, ModelWatch
 from swarm.values import ModelDigest

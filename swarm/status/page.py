@@ -19,10 +19,9 @@ from swarm.plain_text import one_line
 from swarm.status import plots
 from swarm.status.health import Health
 from swarm.status.history import RANGES, Point, Range
-from swarm.status.past import Past
 from swarm.status.snapshot import ModelStatus, PeerStatus, SwarmState
-from swarm.status.text import duration, short_id
-from swarm.values import parse_span
+from swarm.status.view import HistoryView
+from swarm.values import duration, parse_span, short_id
 
 PEERS_SHOWN = 20  # of each model on the first page; the rest have pages of their own
 PEERS_A_PAGE = 200
@@ -68,7 +67,7 @@ class Plot:
     summary: str
 
 
-def render_page(site: Site, state: SwarmState, past: Past, range_: Range) -> str:
+def render_page(site: Site, state: SwarmState, history: HistoryView, range_: Range) -> str:
     """The page, with the past over one range."""
     shown = state.models[:MODELS_SHOWN]
     return (
@@ -77,13 +76,15 @@ def render_page(site: Site, state: SwarmState, past: Past, range_: Range) -> str
         .render(
             site=site,
             state=state,
-            past=past,
+            history=history,
             range=range_,
             ranges=list(RANGES),
             models=shown,
             models_hidden=len(state.models) - len(shown) + state.models_left_out,
             plots={
-                model.manifest: plots_of(past.points.get((model.manifest, range_), ()), range_, past.read_at)
+                model.manifest: plots_of(
+                    history.points.get((model.manifest, range_), ()), range_, history.read_at
+                )
                 for model in shown
             },
             peers={model.manifest: by_gravity(model.peers)[:PEERS_SHOWN] for model in shown},

@@ -1,6 +1,6 @@
 """The HTTP interface of the status page: which path gives which answer.
 
-Every answer but the event stream comes from the board; a request never reaches the swarm. Anything
+Every answer but the event stream comes from the responses; a request never reaches the swarm. Anything
 not known is a 404 in the API's shape, and every answer carries the same strict headers.
 """
 
@@ -15,12 +15,12 @@ from aiohttp import web
 from swarm.http_server import Hosts, most_connections
 from swarm.metrics import CONTENT_TYPE
 from swarm.status import api
-from swarm.status.board import MAX_FEEDS, Answer, Board, View
 from swarm.status.history import RANGES, Range
-from swarm.status.instruments import Instruments
+from swarm.status.metrics import StatusMetrics
 from swarm.status.page import PEERS_A_PAGE, Site, render_page, render_peers
 from swarm.status.plots import badge
 from swarm.status.snapshot import SwarmState
+from swarm.status.view import MAX_FEEDS, Answer, ResponseCache, View
 
 PING_EVERY_S = 15.0
 _HTML, _JSON, _SVG = "text/html; charset=utf-8", "application/json", "image/svg+xml"
@@ -44,13 +44,13 @@ Make = Callable[[View], bytes | None]
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Routes:
-    """Answers requests from a board."""
+class StatusRoutes:
+    """Answers requests from a responses."""
 
     def __init__(
-        self, board: Board, site: Site, instruments: Instruments, hosts: Hosts | None = None
+        self, responses: ResponseCache, site: Site, instruments: StatusMetrics, hosts: Hosts | None = None
     ) -> None:
-        self._board = board
+        self._responses = responses
         self._site = site
         self._instruments = instruments
         self._hosts = hosts or Hosts()
@@ -80,7 +80,7 @@ class Routes:
 
     async def _page(self, request: web.Request) -> web.Response:
         range_ = _range(request)
-        make: Make = lambda view: render_page(self._site, view.state, view.past, range_).encode()  # noqa: E731
+        make: Make = lambda view: render_page(self._site, view.state, view.history, range_).encode()  # noqa: E731
         return await self._give(request, f"page {range_}", _HTML, make)
 
     async def _peers(self, request: web.Request) -> web.Response:
@@ -95,7 +95,7 @@ class Routes:
         return await self._give(request, f"peers {page} {name}", _HTML, make)
 
     async def _state(self, request: web.Request) -> web.Response:
-        return await self._give_json(request, "state", lambda view: api.state_json(view.state, view.past))
+        return await self._give_json(request, "state", lambda view: api.state_json(view.state, view.history))
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -103,7 +103,7 @@ class Routes:
 
         def make(view: View) -> api.Json | None:
             model = api.find_model(view.state, name)
-            return api.model_json(model, view.past, offset, limit) if model else None
+            return api.model_json(model, view.history, offset, limit) if model else None
 
         return await self._give_json(request, f"model {offset} {limit} {name}", make)
 
@@ -118,18 +118,18 @@ class Routes:
             model = api.find_model(view.state, name) if name else next(iter(view.state.models), None)
             if model is None:
                 return None
-            return api.history_json(model, range_, view.past.points.get((model.manifest, range_), ()))
+            return api.history_json(model, range_, view.history.points.get((model.manifest, range_), ()))
 
         return await self._give_json(request, f"history {range_} {name}", make)
 
     async def _incidents(self, request: web.Request) -> web.Response:
         return await self._give_json(
-            request, "incidents", lambda view: api.incidents_json(view.past.incidents)
+            request, "incidents", lambda view: api.incidents_json(view.history.incidents)
         )
 
     async def _atom(self, request: web.Request) -> web.Response:
         make: Make = lambda view: api.incidents_atom(  # noqa: E731
-            self._site.title, view.past.incidents, view.state.at
+            self._site.title, view.history.incidents, view.state.at
         )
         return await self._give(request, "atom", "application/atom+xml; charset=utf-8", make)
 
@@ -154,41 +154,41 @@ class Routes:
         return await self._fixed(f"static/{name}", _STATIC[name], request)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        board = self._board
-        if board.listeners >= min(MAX_FEEDS, most_connections() // 2):
+        responses = self._responses
+        if responses.listeners >= min(MAX_FEEDS, most_connections() // 2):
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "30"})
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
         response.headers.update(_HEADERS)
         await response.prepare(request)
-        board.listeners += 1
+        responses.listeners += 1
         try:
             await self._feed(response)
         except ConnectionError:
             pass  # the reader has gone
         finally:
-            board.listeners -= 1
+            responses.listeners -= 1
         return response
 
     async def _feed(self, response: web.StreamResponse) -> None:
-        version = self._board.version
+        version = self._responses.version
         await response.write(b"retry: 5000\n\n")
         while not self._closing.is_set():
             try:
                 async with asyncio.timeout(PING_EVERY_S):
-                    version = await self._board.changed_since(version)
+                    version = await self._responses.changed_since(version)
             except TimeoutError:
                 await response.write(b": still here\n\n")
             else:
-                health = self._board.view.state.health
+                health = self._responses.view.state.health
                 await response.write(
                     f'event: state\nid: {version}\ndata: {{"health":"{health}"}}\n\n'.encode()
                 )
 
     async def _end_feeds(self, app: web.Application) -> None:
         self._closing.set()
-        await self._board.show(self._board.view)
+        await self._responses.show(self._responses.view)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._instruments.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
@@ -197,7 +197,7 @@ class Routes:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        state = self._board.view.state
+        state = self._responses.view.state
         reasons = [
             "the directory does not answer" if state.seen_at else "the directory has not been read yet"
         ]
@@ -215,7 +215,7 @@ class Routes:
         return await self._give(request, name, _JSON, encoded)
 
     async def _give(self, request: web.Request, name: str, content_type: str, make: Make) -> web.Response:
-        answer = await self._board.answer(name, content_type, make)
+        answer = await self._responses.answer(name, content_type, make)
         if answer is None:
             raise web.HTTPNotFound
         return _respond(request, answer)

@@ -15,10 +15,18 @@ from swarm.errors import ModelError, SwarmError
 from swarm.model.store import ensure_manifest, list_models
 from swarm.network.transport import Network
 from swarm.status.canary import Canary, CanaryRun
-from swarm.status.ledger import ProofLedger
-from swarm.status.question import MAX_TOKENS, PROMPT, Fingerprints, MadeUpQuestion, PromptQuestion, Question
-from swarm.status.reference import compute_reference, load_ends
-from swarm.status.rota import next_turn
+from swarm.status.proof_ledger import ProofLedger
+from swarm.status.question import (
+    MAX_TOKENS,
+    PROMPT,
+    CanaryQuestion,
+    Fingerprints,
+    MadeUpQuestion,
+    PromptQuestion,
+    compute_reference,
+    load_ends,
+)
+from swarm.status.schedule import next_canary
 from swarm.values import ModelDigest
 from swarm.wire.records import ModelRecord, Snapshot
 
@@ -67,7 +75,7 @@ class ModelWatch:
         """Run one canary; False when there is no chain for one."""
         if self.snapshot is None:
             return False
-        turn = next_turn(self.snapshot, self.ledger.exercised_at, self.ledger.failing)
+        turn = next_canary(self.snapshot, self.ledger.exercised_at, self.ledger.failing)
         if turn is None:
             return False
         if self._canary is None:
@@ -90,7 +98,7 @@ class ModelWatch:
         fingerprints = Fingerprints(question.hidden_size, seed)
         return Canary(self.network, ModelDigest(self.record.model), question, fingerprints)
 
-    def _make_question(self, seed: int) -> Question:
+    def _make_question(self, seed: int) -> CanaryQuestion:
         root = self.settings.store_root
         directory = self._find_files()
         if root is None or directory is None:

@@ -21,7 +21,7 @@ from swarm.model.weights import load_span
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.memory import MemoryNetwork, MemorySwarm
 from swarm.peer.announcer import Announcer, Profile
-from swarm.peer.instruments import Instruments
+from swarm.peer.metrics import PeerMetrics
 from swarm.peer.peer import Peer
 from swarm.peer.sessions import SessionLimits
 from swarm.peer.throughput import Throughput
@@ -114,7 +114,7 @@ class InProcessSwarm:
         blocks = load_span(self.directory, config, span, dtype=parse_dtype(self.dtype))
         limits = limits or SessionLimits(CACHE_BYTES, config.context_length)
         throughput = Throughput(threads=1, decode_tokens_per_s=1000.0, prefill_tokens_per_s=10_000.0)
-        peer = Peer(blocks, announcer, limits, throughput, self.compute(), Instruments(), self.now)
+        peer = Peer(blocks, announcer, limits, throughput, self.compute(), PeerMetrics(), self.now)
         await peer.serve(network)
         hosted = HostedPeer(peer, self.net, network, identity, asyncio.create_task(announcer.run()))
         self.peers.append(hosted)

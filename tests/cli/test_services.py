@@ -14,7 +14,7 @@ from swarm.cli import main as cli
 from swarm.errors import NetworkError, SwarmError
 from swarm.network.libp2p import Libp2pNetwork
 from swarm.network.memory import MemoryNetwork, MemorySwarm
-from swarm.peer.wake import TICK_S
+from swarm.peer.sleep import TICK_S
 from swarm.security.identity import new_identity
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 from swarm.wire.records import PeerRecord
@@ -97,7 +97,7 @@ def test_a_service_whose_node_is_lost_for_good_ends_with_the_error(serve, name):
         "announcer.Announcer.run",
         "executor.Executor.run",
         "peer.Peer._expire",
-        "wake.SleepWatch.run",
+        "sleep.SleepWatch.run",
         "program.follow_sleep",
     ],
 )

@@ -9,7 +9,7 @@ from peer_scene import HIDDEN, KEY, Scene, Stream, rows
 from swarm.errors import ChannelClosed
 from swarm.network.channel import PATIENCE_S
 from swarm.peer.handler import IN_FLIGHT_PART, SILENCE_S
-from swarm.peer.in_flight import COPIES
+from swarm.peer.inbox import COPIES
 from swarm.peer.sessions import SessionLimits
 from swarm.security.identity import new_identity
 from swarm.security.session_key import SessionKey

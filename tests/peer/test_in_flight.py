@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarm.errors import SessionRefused
-from swarm.peer.in_flight import COPIES, SHARE, WAIT_S, InFlight, Room
+from swarm.peer.inbox import COPIES, SHARE, WAIT_S, InFlight, Room
 from swarm.testing.clock import run_virtual
 from swarm.values import PeerId
 

@@ -2,7 +2,7 @@
 
 from status_values import DIGEST, NOW, proof, record, shown, state
 
-from swarm.status.incidents import MAX_PEERS, Key, ended, troubles
+from swarm.status.incidents import MAX_PEERS, IncidentKey, ended, troubles
 from swarm.status.snapshot import SwarmState
 
 WHOLE = (record("a", 0, 6), record("b", 0, 6))
@@ -14,14 +14,14 @@ def test_a_working_model_is_no_trouble_even_with_a_block_on_one_peer():
 
 def test_a_hole_is_an_outage_with_its_cause():
     [(key, trouble)] = troubles(state(record("a", 0, 4))).items()
-    assert key == Key("outage", DIGEST, "")
+    assert key == IncidentKey("outage", DIGEST, "")
     assert trouble.cause == "No peer hosts blocks 4:6"
 
 
 def test_a_failing_peer_is_an_incident_of_its_own():
     failing = proof({"b": shown("failed", reason="went silent")})
     assert (
-        troubles(state(*WHOLE, shown_by=failing))[Key("peer", DIGEST, "b")].cause
+        troubles(state(*WHOLE, shown_by=failing))[IncidentKey("peer", DIGEST, "b")].cause
         == "Peer b (0:6) went silent"
     )
 
@@ -34,8 +34,8 @@ def test_a_flood_of_failing_peers_is_bounded():
 
 def test_a_blind_page_knows_only_that_and_ends_nothing():
     blind = SwarmState(NOW, NOW - 600, state(record("a", 0, 4)).models)
-    assert list(troubles(blind)) == [Key("blind", "", "")]
-    assert ended({Key("outage", DIGEST, ""): 7}, troubles(blind), blind) == []
+    assert list(troubles(blind)) == [IncidentKey("blind", "", "")]
+    assert ended({IncidentKey("outage", DIGEST, ""): 7}, troubles(blind), blind) == []
 
 
 def test_before_the_first_crawl_nothing_is_wrong_yet():
@@ -44,4 +44,4 @@ def test_before_the_first_crawl_nothing_is_wrong_yet():
 
 def test_what_is_no_longer_wrong_has_ended():
     seen = state(*WHOLE)
-    assert ended({Key("outage", DIGEST, ""): 7}, troubles(seen), seen) == [7]
+    assert ended({IncidentKey("outage", DIGEST, ""): 7}, troubles(seen), seen) == [7]

@@ -9,7 +9,7 @@ import torch
 from msgspec import structs
 
 from swarm.network.directory import Directory, OwnDirectory
-from swarm.peer.instruments import Instruments
+from swarm.peer.metrics import PeerMetrics
 from swarm.security.identity import new_identity
 from swarm.status.canary import CanaryRun
 from swarm.status.observer import Observer
@@ -161,11 +161,11 @@ async def test_a_swarm_without_models_is_seen_and_empty(swarm):
 async def test_what_the_page_counts_is_what_the_peers_counted(swarm, monkeypatch):
     made = []
 
-    def instruments() -> Instruments:
-        made.append(Instruments())
+    def instruments() -> PeerMetrics:
+        made.append(PeerMetrics())
         return made[-1]
 
-    monkeypatch.setattr("swarm.testing.swarm.Instruments", instruments)
+    monkeypatch.setattr("swarm.testing.swarm.PeerMetrics", instruments)
     async with swarm:
         peers = await swarm.add_peers([Span(0, 3), Span(3, 6), Span(0, 3)])
         watcher = watch(swarm, FILES)

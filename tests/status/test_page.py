@@ -10,9 +10,9 @@ from status_values import DIGEST, NOW, proof, record, shown, state
 from swarm.status.history import Contributor, Point
 from swarm.status.incidents import Incident
 from swarm.status.page import PEERS_A_PAGE, Site, headline, render_page, render_peers
-from swarm.status.past import Past
 from swarm.status.plots import Series, badge, bars, coverage, line
 from swarm.status.snapshot import SwarmState
+from swarm.status.view import HistoryView
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -58,23 +58,23 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words))
 
 
-def page(seen: SwarmState, past: Past | None = None, **site) -> Page:
-    return Page(render_page(Site(**site), seen, past or Past(), "24h"))
+def page(seen: SwarmState, history: HistoryView | None = None, **site) -> Page:
+    return Page(render_page(Site(**site), seen, history or HistoryView(), "24h"))
 
 
-def everything_hostile() -> tuple[SwarmState, Past]:
+def everything_hostile() -> tuple[SwarmState, HistoryView]:
     names = [f"{text}{n}"[:64] for n in range(10) for text in HOSTILE]
     peers = [
         record(f"{text}{n}", n % 6, n % 6 + 1, public_name=text, dtype=text, quantization=text, software=text)
         for n, text in enumerate(names)
     ]
     failing = {peer.peer: shown("failed", reason=peer.public_name) for peer in peers[:20]}
-    past = Past(
+    history = HistoryView(
         incidents=tuple(Incident(n, "peer", DIGEST, t, t, t, NOW, None) for n, t in enumerate(names)),
         contributors=tuple(Contributor(text, text, 1.0, NOW) for text in names),
     )
     told = proof(failing, prompt=names[0])
-    return state(*peers, shown_by=told, name=names[0] * 3, model_type=names[1]), past
+    return state(*peers, shown_by=told, name=names[0] * 3, model_type=names[1]), history
 
 
 def test_a_working_swarm_says_so_first_and_with_its_proof():
@@ -106,8 +106,8 @@ def test_every_state_has_a_headline_and_a_whole_page(seen, told):
 
 
 def test_hostile_names_stay_text_and_change_no_markup():
-    seen, past = everything_hostile()
-    read = page(seen, past)
+    seen, history = everything_hostile()
+    read = page(seen, history)
     plain = page(*_harmless())
     assert read.open == []
     assert {tag for tag, _ in read.tags} == {tag for tag, _ in plain.tags}
@@ -122,11 +122,11 @@ def test_hostile_names_stay_text_and_change_no_markup():
 def _harmless():
     peers = [record(f"p{n}", n % 6, n % 6 + 1, public_name="n") for n in range(100)]
     failing = {peer.peer: shown("failed", reason="went silent") for peer in peers[:20]}
-    past = Past(
+    history = HistoryView(
         incidents=(Incident(1, "peer", DIGEST, "m", "p", "c", NOW, None),),
         contributors=(Contributor("p", "n", 1.0, NOW),),
     )
-    return state(*peers, shown_by=proof(failing)), past
+    return state(*peers, shown_by=proof(failing)), history
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_name_that_means_something_to_a_shell_is_not_in_the_command(name):
 
 
 def test_a_name_of_ten_thousand_characters_is_cut():
-    html = render_page(Site(), state(record("a", 0, 6, public_name="W" * 10_000)), Past(), "24h")
+    html = render_page(Site(), state(record("a", 0, 6, public_name="W" * 10_000)), HistoryView(), "24h")
     assert "W" * 47 + "…" in html
     assert "W" * 48 not in html
 
@@ -165,7 +165,7 @@ def test_a_peer_that_is_gone_has_a_row_like_every_other():
     seen = state(record("a", 0, 6), record("b", 0, 6))
     here, away = seen.models[0].peers
     model = replace(seen.models[0], peers=(here, replace(away, condition="gone")))
-    read = Page(render_page(Site(), replace(seen, models=(model,)), Past(), "24h"))
+    read = Page(render_page(Site(), replace(seen, models=(model,)), HistoryView(), "24h"))
     rows = [attrs["class"].split() for _, attrs in read.tags if attrs.get("role") == "row"]
     assert rows == [["peer"], ["peer"], ["peer", "absent"]]
 
@@ -192,8 +192,8 @@ def test_plots_of_nothing_and_of_one_point_are_whole():
 
 def test_history_is_told_in_words_as_well_as_drawn():
     points = tuple(Point(int(NOW) - 600 * n, 1.0, 2, 3.0, 10.0 + n, 0.2, 1, 0, n) for n in range(5, 0, -1))
-    past = Past(read_at=NOW, points={(DIGEST, "24h"): points})
-    said = page(state(record("a", 0, 6)), past).text
+    history = HistoryView(read_at=NOW, points={(DIGEST, "24h"): points})
+    said = page(state(record("a", 0, 6)), history).text
     assert "100% throughout" in said
     assert "now 11, between 11 and 15" in said
 

@@ -5,8 +5,8 @@ from status_values import NOW
 
 from swarm.client.router import Numerics, PlannedHop
 from swarm.status.canary import CanaryRun, HopResult
-from swarm.status.ledger import ProofLedger
-from swarm.status.rota import Turn
+from swarm.status.proof_ledger import ProofLedger
+from swarm.status.schedule import ScheduledCanary
 from swarm.values import PeerId, Span
 
 
@@ -31,7 +31,7 @@ def run(*hops: HopResult, **changes) -> CanaryRun:
 
 def note(ledger: ProofLedger, made: CanaryRun, at: float = NOW) -> None:
     peers = frozenset(each.planned.peer for each in made.hops)
-    ledger.note_run(made, Turn(tuple(each.planned for each in made.hops), peers), at)
+    ledger.note_run(made, ScheduledCanary(tuple(each.planned for each in made.hops), peers), at)
 
 
 def test_a_whole_run_against_the_known_answer_proves_its_peers_and_the_model():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.status.selection import LOOK_UPS, MAX_MODELS, Standing, choose_models
+from swarm.status.schedule import LOOK_UPS, MAX_MODELS, Standing, choose_models
 from swarm.wire.records import MAX_BLOCKS, ModelRecord
 
 

@@ -12,26 +12,27 @@ from aiohttp.test_utils import TestClient, TestServer
 from status_values import DIGEST, NOW, proof, record, shown, state
 
 from swarm.http_server import hosts_of
-from swarm.status.board import Board, View
 from swarm.status.incidents import Incident
-from swarm.status.instruments import Instruments
+from swarm.status.metrics import StatusMetrics
 from swarm.status.page import Site
-from swarm.status.past import Past
-from swarm.status.routes import Routes
+from swarm.status.routes import StatusRoutes
 from swarm.status.snapshot import SwarmState
+from swarm.status.view import HistoryView, ResponseCache, View
 
 FAILING = proof({"b": shown("failed", reason="answers wrongly")})
-PAST = Past(incidents=(Incident(4, "peer", DIGEST, "tiny", "b", "Peer b <went> silent", NOW - 60, NOW),))
+PAST = HistoryView(
+    incidents=(Incident(4, "peer", DIGEST, "tiny", "b", "Peer b <went> silent", NOW - 60, NOW),)
+)
 
 
 @pytest.fixture
-def board():
-    return Board(View(state(record("a", 0, 6), record("b", 0, 6), shown_by=FAILING), PAST))
+def responses():
+    return ResponseCache(View(state(record("a", 0, 6), record("b", 0, 6), shown_by=FAILING), PAST))
 
 
 @pytest.fixture
-async def client(board):
-    app = Routes(board, Site(), Instruments()).application()
+async def client(responses):
+    app = StatusRoutes(responses, Site(), StatusMetrics()).application()
     async with TestClient(TestServer(app), auto_decompress=False) as opened:
         yield opened
 
@@ -49,8 +50,8 @@ async def read_json(client, path):
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/state", "/events", "/metrics", "/nowhere"])
-async def test_a_name_of_a_stranger_that_leads_to_this_machine_is_refused(board, path):
-    app = Routes(board, Site(), Instruments(), hosts_of("127.0.0.1", ())).application()
+async def test_a_name_of_a_stranger_that_leads_to_this_machine_is_refused(responses, path):
+    app = StatusRoutes(responses, Site(), StatusMetrics(), hosts_of("127.0.0.1", ())).application()
     async with TestClient(TestServer(app)) as client:
         answer = await client.get(path, headers={"Host": "evil.example"})
         assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden")
@@ -151,11 +152,11 @@ async def test_every_answer_carries_the_strict_headers(client):
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-async def test_an_answer_that_has_not_changed_is_not_sent_again(client, board):
+async def test_an_answer_that_has_not_changed_is_not_sent_again(client, responses):
     answer, _ = await read(client, "/")
     again, body = await read(client, "/", **{"If-None-Match": answer.headers["ETag"]})
     assert (again.status, body) == (304, b"")
-    await board.show(View(state(record("a", 0, 5)), Past()))
+    await responses.show(View(state(record("a", 0, 5)), HistoryView()))
     fresh, _ = await read(client, "/", **{"If-None-Match": answer.headers["ETag"]})
     assert fresh.status == 200
 
@@ -173,35 +174,35 @@ async def test_the_badge_tells_the_state_of_one_model_or_of_all(client):
     assert b"unknown model" in (await read(client, "/badge.svg?model=nope"))[1]
 
 
-async def test_readers_are_told_of_every_change(client, board):
+async def test_readers_are_told_of_every_change(client, responses):
     answer = await client.get("/events")
     assert answer.content_type == "text/event-stream"
     await answer.content.readuntil(b"\n\n")
-    await board.show(View(state(record("a", 0, 5)), Past()))
+    await responses.show(View(state(record("a", 0, 5)), HistoryView()))
     event = await asyncio.wait_for(answer.content.readuntil(b"\n\n"), 60)
     assert event == b'event: state\nid: 1\ndata: {"health":"broken"}\n\n'
     answer.close()
 
 
-async def test_ready_means_that_the_directory_answers(client, board):
+async def test_ready_means_that_the_directory_answers(client, responses):
     assert (await read(client, "/readyz"))[0].status == 200
-    await board.show(View(SwarmState(NOW, None), Past()))
+    await responses.show(View(SwarmState(NOW, None), HistoryView()))
     answer, body = await read(client, "/readyz")
     assert (answer.status, json.loads(body)["reasons"]) == (503, ["the directory has not been read yet"])
     assert (await read(client, "/livez"))[0].status == 200
 
 
-async def test_ten_thousand_peers_are_answered_in_a_megabyte(board, client):
+async def test_ten_thousand_peers_are_answered_in_a_megabyte(responses, client):
     peers = [record(f"12D3KooW{n:044}", n % 76, n % 76 + 4, public_name=f"peer {n}") for n in range(10_000)]
-    await board.show(View(state(*peers, num_blocks=80), Past()))
+    await responses.show(View(state(*peers, num_blocks=80), HistoryView()))
     for path in ("/", "/api/v1/state", "/api/v1/models/tiny", "/models/tiny/peers?page=2"):
         answer, body = await read(client, path)
         assert answer.status == 200
         assert len(body) < 1_000_000
 
 
-async def test_load_is_answered_from_memory_that_does_not_grow(board):
-    app = Routes(board, Site(), Instruments()).application()
+async def test_load_is_answered_from_memory_that_does_not_grow(responses):
+    app = StatusRoutes(responses, Site(), StatusMetrics()).application()
     async with TestServer(app) as server:
         runner = server.runner
         assert isinstance(runner, web.BaseRunner)

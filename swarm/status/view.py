@@ -1,22 +1,53 @@
-"""What is shown now: the last state and past, and every answer made from them, made once.
+"""What is shown now: the last state and what was before, and every answer made from them, made once.
 
 An answer is bytes with their compressed twin and their tag. They are made when first asked for and
-kept until the next state, so load costs memory and time once per state, not per reader.
+kept until the next view, so load costs memory and time once per state, not per reader.
 """
 
 import asyncio
 import gzip
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from swarm.status.past import Past
+from swarm.status.history import RANGES, Contributor, History, Point, Range
+from swarm.status.incidents import Incident
 from swarm.status.snapshot import SwarmState
 
 MAX_ANSWERS = 256  # kept at a time
 MAX_FEEDS = 500  # readers listening for changes
 COMPRESS_FROM_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryView:
+    """Incidents, contributors, and points by model and range."""
+
+    read_at: float = 0.0
+    incidents: tuple[Incident, ...] = ()
+    contributors: tuple[Contributor, ...] = ()
+    points: Mapping[tuple[str, Range], tuple[Point, ...]] = field(default_factory=dict)
+
+    def availability(self, model: str) -> float | None:
+        """Share of the last 24 hours in which the model worked, of those in which it is known."""
+        known = [point.availability for point in self.points.get((model, "24h"), ())]
+        shares = [share for share in known if share is not None]
+        return sum(shares) / len(shares) if shares else None
+
+
+def read_history(history: History, state: SwarmState) -> HistoryView:
+    """Everything that page and API tell of the past."""
+    return HistoryView(
+        read_at=state.at,
+        incidents=tuple(history.incidents()),
+        contributors=tuple(history.contributors()),
+        points={
+            (model.manifest, name): tuple(history.points(model.manifest, name, state.at))
+            for model in state.models
+            for name in RANGES
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +65,10 @@ class View:
     """State and past that belong together."""
 
     state: SwarmState
-    past: Past
+    history: HistoryView
 
 
-class Board:
+class ResponseCache:
     """Holds the view, its answers, and those who want to hear of the next one."""
 
     def __init__(self, view: View) -> None:

@@ -4,7 +4,7 @@ from swarm.metrics import Metrics
 from swarm.status.snapshot import SwarmState
 
 
-class Instruments:
+class StatusMetrics:
     """The page's metrics in a registry of their own. No model or peer is a label: anyone can announce one."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.peer.wake import SleepWatch, boot_clock
+from swarm.peer.sleep import SleepWatch, boot_clock
 from swarm.testing.clock import run_virtual
 
 

@@ -13,8 +13,8 @@ from swarm.plain_text import one_line
 from swarm.status.agreement import Opinion, Trace, opinions, tolerance_of
 from swarm.status.canary import CanaryRun, HopResult
 from swarm.status.proofs import ChainProof, ModelProof, PeerProof, Proof, Verdict
-from swarm.status.rota import Turn
-from swarm.status.text import short_id
+from swarm.status.schedule import ScheduledCanary
+from swarm.values import short_id
 
 KEPT_RUNS = 24  # compared with each other; compared in pairs
 KEPT_SPEEDS = 9  # whole chains whose median is told
@@ -64,7 +64,7 @@ class ProofLedger:
             for peer in held.keys() - kept:
                 del held[peer]
 
-    def note_run(self, run: CanaryRun, turn: Turn, now: float) -> None:
+    def note_run(self, run: CanaryRun, turn: ScheduledCanary, now: float) -> None:
         """Take in a finished run of that turn."""
         self._exercised_at.update(dict.fromkeys(turn.exercised, now))
         if not self.expects:

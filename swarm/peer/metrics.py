@@ -8,7 +8,7 @@ from swarm.peer.executor import StepResult
 Gauges = dict[tuple[str, str], Callable[[], float]]  # (name, text) -> value now
 
 
-class Instruments:
+class PeerMetrics:
     """The peer's metrics in a registry of their own."""
 
     def __init__(self) -> None:

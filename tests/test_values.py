@@ -1,6 +1,6 @@
 """Small words for people."""
 
-from swarm.status.text import duration, listed
+from swarm.values import duration, listed
 
 
 def test_durations_and_lists_read_well():
