@@ -78,12 +78,11 @@ def command(
 
 
 async def _scenarios(config: "ChaosConfig", scenarios: "Sequence[Scenario]", as_json: bool) -> int:
-    from swarm.bench.chaos.report import COLUMNS
-    from swarm.bench.chaos.runner import open_stage, run_scenarios
+    from swarm.bench.chaos.runner import COLUMNS, open_harness, run_scenarios
 
     _prepare()
     results = []
-    async with open_stage(config) as stage, aclosing(run_scenarios(stage, scenarios)) as running:
+    async with open_harness(config) as harness, aclosing(run_scenarios(harness, scenarios)) as running:
         async for result in running:
             results.append(result)
             note(f"{result.scenario}: {'passed' if result.passed else 'FAILED'}")
@@ -93,14 +92,13 @@ async def _scenarios(config: "ChaosConfig", scenarios: "Sequence[Scenario]", as_
 
 
 async def _soak(config: "ChaosConfig", sessions: int, as_json: bool) -> int:
-    from swarm.bench.chaos.report import COLUMNS
-    from swarm.bench.chaos.runner import open_stage
+    from swarm.bench.chaos.runner import COLUMNS, open_harness
     from swarm.bench.chaos.soak import soak
 
     _prepare()
-    async with open_stage(config) as stage:
+    async with open_harness(config) as harness:
         with progress() as show:
-            result = await soak(stage, sessions, lambda done, total: show("Sessions", done, total))
+            result = await soak(harness, sessions, lambda done, total: show("Sessions", done, total))
     _print_line(result, as_json)
     _print_table(COLUMNS, [result], as_json)
     return 0 if result.passed else EXIT_BROKEN
@@ -108,11 +106,11 @@ async def _soak(config: "ChaosConfig", sessions: int, as_json: bool) -> int:
 
 async def _failure_table(config: "ChaosConfig", as_json: bool) -> int:
     from swarm.bench.chaos.failure_table import COLUMNS, failure_table
-    from swarm.bench.chaos.runner import open_stage
+    from swarm.bench.chaos.runner import open_harness
 
     _prepare()
     cells = []
-    async with open_stage(config) as stage, aclosing(failure_table(stage)) as measuring:
+    async with open_harness(config) as harness, aclosing(failure_table(harness)) as measuring:
         async for cell in measuring:
             cells.append(cell)
             note(f"{cell.probability:g} {cell.strategy}: {cell.steps_per_s:.1f} steps/s")

@@ -3,39 +3,39 @@
 import signal
 from collections.abc import Callable, Sequence
 
-from swarm.bench.chaos.scene import Act, Scene
-from swarm.bench.chaos.stage import EXIT_TIMEOUT_S, StagedPeer
+from swarm.bench.chaos.harness import EXIT_TIMEOUT_S, HarnessPeer
+from swarm.bench.chaos.scenario_run import Act, ScenarioRun
 from swarm.network.memory import Link
 from swarm.testing.faults import NodeProcesses
 from swarm.testing.links import CLEAR
 
-Choose = Callable[[Scene, Sequence[StagedPeer]], Sequence[StagedPeer]]  # the victims of a chain
+Choose = Callable[[ScenarioRun, Sequence[HarnessPeer]], Sequence[HarnessPeer]]  # the victims of a chain
 
 SLOW_DELAY_S = 0.25
 
 
-def any_one(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
+def any_one(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> Sequence[HarnessPeer]:
     """A hop by chance."""
-    return [scene.chance.choice(chain)]
+    return [run.chance.choice(chain)]
 
 
-def first(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
+def first(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> Sequence[HarnessPeer]:
     """The first hop."""
     return chain[:1]
 
 
-def last(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
+def last(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> Sequence[HarnessPeer]:
     """The last hop."""
     return chain[-1:]
 
 
-def any_one_and_its_replicas(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
+def any_one_and_its_replicas(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> Sequence[HarnessPeer]:
     """All peers of the blocks of a hop by chance, that hop first."""
-    [hop] = any_one(scene, chain)
-    return [hop, *scene.stage.replicas(hop)]
+    [hop] = any_one(run, chain)
+    return [hop, *run.harness.replicas(hop)]
 
 
-def every(scene: Scene, chain: Sequence[StagedPeer]) -> Sequence[StagedPeer]:
+def every(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> Sequence[HarnessPeer]:
     """All hops at once."""
     return chain
 
@@ -65,38 +65,38 @@ def set_link(to_peer: Link = CLEAR, from_peer: Link = CLEAR, choose: Choose = an
     return _each(choose, lambda victim: victim.link.set_link(to_peer, from_peer))
 
 
-async def kill_own_p2pd(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+async def kill_own_p2pd(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
     """The client's own network daemon dies: every hop loses its client."""
-    scene.disturbed.update(chain)
+    run.disturbed.update(chain)
     NodeProcesses.of_this_process().kill_p2pd()
 
 
-async def leave(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+async def leave(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
     """A hop is told to leave, as by Ctrl-C; it has to be gone in time and without an error."""
-    [victim] = any_one(scene, chain)
+    [victim] = any_one(run, chain)
     victim.process.send_signal(signal.SIGTERM)
     status = await victim.process.wait(EXIT_TIMEOUT_S)
-    scene.require(status == 0, f"{victim.name} left with exit status {status}")
+    run.require(status == 0, f"{victim.name} left with exit status {status}")
 
 
-async def kill_with_replacement(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+async def kill_with_replacement(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
     """The middle hop dies, and the peer that takes over dies while or soon after it is replayed to."""
     victim = chain[1]
-    await kill(lambda *_: [victim])(scene, chain)
-    heir = await scene.stage.until_in_use(scene.stage.replicas(victim))
-    await kill(lambda *_: [heir])(scene, chain)
+    await kill(lambda *_: [victim])(run, chain)
+    heir = await run.harness.until_in_use(run.harness.replicas(victim))
+    await kill(lambda *_: [heir])(run, chain)
 
 
-async def slow_down(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+async def slow_down(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
     """The link to one hop becomes slow, and stays alive."""
     link = Link(delay_s=SLOW_DELAY_S, jitter_s=SLOW_DELAY_S / 5)
-    await set_link(link, link)(scene, chain)
+    await set_link(link, link)(run, chain)
 
 
-def _each(choose: Choose, hurt: Callable[[StagedPeer], None]) -> Act:
-    async def act(scene: Scene, chain: Sequence[StagedPeer]) -> None:
-        victims = choose(scene, chain)
-        scene.disturbed.update(victims)
+def _each(choose: Choose, hurt: Callable[[HarnessPeer], None]) -> Act:
+    async def act(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
+        victims = choose(run, chain)
+        run.disturbed.update(victims)
         for victim in victims:
             hurt(victim)
 

@@ -15,8 +15,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from swarm.bench.chaos.replies import Question, ask, make_questions, percentile
-from swarm.bench.chaos.stage import Stage, StagedPeer
+from swarm.bench.chaos.harness import Harness, HarnessPeer
+from swarm.bench.chaos.replies import AskedPrompt, ask, make_questions, percentile
 from swarm.client.client import Client
 from swarm.client.generation import Generation
 from swarm.network.memory import Link
@@ -95,16 +95,16 @@ class Cell:
         )
 
 
-async def failure_table(stage: Stage) -> AsyncGenerator[Cell, None]:
+async def failure_table(harness: Harness) -> AsyncGenerator[Cell, None]:
     """Measure every cell; gives each as it comes."""
-    question, _ = make_questions(stage.config.vocab_size, PROMPT_TOKENS, TOKENS, stage.config.seed)
+    question, _ = make_questions(harness.config.vocab_size, PROMPT_TOKENS, TOKENS, harness.config.seed)
     expected: Sequence[int] = ()
     limit_s = FIRST_LIMIT_S
     for probability in PROBABILITIES:
         for strategy in STRATEGIES:
-            options = replace(stage.options, spares="always" if strategy == "spare" else "off")
-            async with await stage.client(options) as client:
-                trial = _Trial(stage, client, question, probability, strategy)
+            options = replace(harness.options, spares="always" if strategy == "spare" else "off")
+            async with await harness.client(options) as client:
+                trial = _StrategyTrial(harness, client, question, probability, strategy)
                 await trial.run(limit_s)
             if not expected:
                 expected, limit_s = tuple(trial.token_ids), LIMIT_FACTOR * trial.elapsed_s
@@ -112,18 +112,18 @@ async def failure_table(stage: Stage) -> AsyncGenerator[Cell, None]:
             await asyncio.sleep(DOWN_S)  # the last link that was cut is back
 
 
-class _Trial:
+class _StrategyTrial:
     """One cell under way."""
 
     def __init__(
-        self, stage: Stage, client: Client, question: Question, probability: float, strategy: Strategy
+        self, harness: Harness, client: Client, question: AskedPrompt, probability: float, strategy: Strategy
     ) -> None:
-        self._stage = stage
+        self._stage = harness
         self._client = client
         self._question = question
         self._probability = probability
         self._strategy: Strategy = strategy
-        self._chance = random.Random(f"{stage.config.seed} {probability}")  # noqa: S311 - the same for all strategies
+        self._chance = random.Random(f"{harness.config.seed} {probability}")  # noqa: S311 - the same for all strategies
         self.token_ids: list[int] = []
         self.elapsed_s = 0.0
         self._failures = 0
@@ -191,7 +191,7 @@ class _Trial:
         _cut_for_a_while(self._stage.peer(self._chance.choice(generation.hops).peer))
 
 
-def _cut_for_a_while(peer: StagedPeer) -> None:
+def _cut_for_a_while(peer: HarnessPeer) -> None:
     peer.link.set_link(Link(cut=True))
     asyncio.get_running_loop().call_later(DOWN_S, peer.link.set_link)
 

@@ -1,6 +1,6 @@
 """What a scenario left behind: processes, sockets, sessions, streams, tasks, memory.
 
-Looked for after the scenario's client has closed and the stage is whole again, and given a few
+Looked for after the scenario's client has closed and the harness is whole again, and given a few
 seconds to go. A session that a peer keeps for a client it lost (`linger`) is no leftover where that
 peer was disturbed: it cannot know that nobody comes back.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from swarm.bench.chaos.stage import Stage, StagedPeer
+from swarm.bench.chaos.harness import Harness, HarnessPeer
 
 SETTLE_S = 6.0
 MEMORY_SLACK_BYTES = 64 * 2**20
@@ -28,26 +28,26 @@ class Baseline:
     listening: int
     files: int
     memory: dict[int, int]  # pid -> resident bytes
-    sessions: dict[StagedPeer, int]  # kept still for clients that peers lost earlier
+    sessions: dict[HarnessPeer, int]  # kept still for clients that peers lost earlier
 
     @classmethod
-    async def take(cls, stage: Stage) -> "Baseline":
+    async def take(cls, harness: Harness) -> "Baseline":
         """As things are now."""
         return cls(
             listening=_listening(),
-            files=_files(stage),
-            memory={pid: _memory(pid) for pid in stage.expected_pids},
-            sessions={peer: int((await peer.metrics())["swarm_sessions"]) for peer in stage.peers},
+            files=_files(harness),
+            memory={pid: _memory(pid) for pid in harness.expected_pids},
+            sessions={peer: int((await peer.metrics())["swarm_sessions"]) for peer in harness.peers},
         )
 
 
-async def left_behind(stage: Stage, before: Baseline, disturbed: Iterable[StagedPeer]) -> list[str]:
+async def left_behind(harness: Harness, before: Baseline, disturbed: Iterable[HarnessPeer]) -> list[str]:
     """One sentence for everything that should have gone and has not."""
     spoiled = set(disturbed)
     checks: list[Callable[[], Awaitable[list[str]]]] = [
-        lambda: _processes(stage),
-        lambda: _sessions(stage, before, spoiled),
-        lambda: _own(stage, before),
+        lambda: _processes(harness),
+        lambda: _sessions(harness, before, spoiled),
+        lambda: _own(harness, before),
     ]
     found: list[str] = []
     ends_at = asyncio.get_running_loop().time() + SETTLE_S
@@ -58,21 +58,21 @@ async def left_behind(stage: Stage, before: Baseline, disturbed: Iterable[Staged
         await asyncio.sleep(0.2)
 
 
-async def _processes(stage: Stage) -> list[str]:
+async def _processes(harness: Harness) -> list[str]:
     lines = []
-    for peer in stage.everybody:
+    for peer in harness.everybody:
         for past in peer.past[:-1]:
             lines += [f"{name} of an ended {peer.name} still runs" for name in past.alive()]
             if past.socket_directory.exists():
                 lines.append(f"the socket directory of an ended {peer.name} is still there")
     own = psutil.Process().children()
-    strangers = [child for child in own if child.pid not in stage.expected_pids]
+    strangers = [child for child in own if child.pid not in harness.expected_pids]
     return lines + [f"process {child.pid} ({child.name()}) of the client still runs" for child in strangers]
 
 
-async def _sessions(stage: Stage, before: Baseline, disturbed: set[StagedPeer]) -> list[str]:
+async def _sessions(harness: Harness, before: Baseline, disturbed: set[HarnessPeer]) -> list[str]:
     lines = []
-    for peer in stage.everybody:
+    for peer in harness.everybody:
         try:
             metrics = await peer.metrics()
         except OSError as error:
@@ -86,9 +86,9 @@ async def _sessions(stage: Stage, before: Baseline, disturbed: set[StagedPeer]) 
     return lines
 
 
-async def _own(stage: Stage, before: Baseline) -> list[str]:
+async def _own(harness: Harness, before: Baseline) -> list[str]:
     lines = [f"the client's task {name} still runs" for name in client_tasks()]
-    if (files := _files(stage)) > before.files + SPARE_FILES:
+    if (files := _files(harness)) > before.files + SPARE_FILES:
         lines.append(f"the client has {files - before.files} more open files than before")
     if (listening := _listening()) != before.listening:
         lines.append(f"the client listens on {listening} ports instead of {before.listening}")
@@ -127,6 +127,6 @@ def _listening() -> int:
     return sum(connection.status == psutil.CONN_LISTEN for connection in connections)
 
 
-def _files(stage: Stage) -> int:
+def _files(harness: Harness) -> int:
     """Open files of this process, without the two sockets of each connection it emulates."""
-    return psutil.Process().num_fds() - 2 * sum(peer.link.connections for peer in stage.everybody)
+    return psutil.Process().num_fds() - 2 * sum(peer.link.connections for peer in harness.everybody)

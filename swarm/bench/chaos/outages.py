@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from swarm.bench.chaos.acts import any_one_and_its_replicas, freeze, kill
-from swarm.bench.chaos.scene import Scene
-from swarm.bench.chaos.stage import StagedPeer, joining
+from swarm.bench.chaos.harness import HarnessPeer, joining
+from swarm.bench.chaos.scenario_run import ScenarioRun
 from swarm.network.memory import Link
 from swarm.testing.faults import NodeProcesses
 from swarm.values import Span
@@ -29,203 +29,203 @@ CLIENT_PROMPT = "Once upon a time there was a swarm."
 CLIENT_TIMEOUT_S = 90.0
 
 
-async def sleep_and_wake(scene: Scene) -> None:
+async def sleep_and_wake(run: ScenarioRun) -> None:
     """A hop sleeps, the reply moves on, the hop wakes: it is one ready peer again and can be used."""
-    sleeper = (await _do(scene, freeze()))[0]
-    await asyncio.sleep(max(0.0, NAP_S - scene.stage.config.lease_s))
+    sleeper = (await _do(run, freeze()))[0]
+    await asyncio.sleep(max(0.0, NAP_S - run.harness.config.lease_s))
     sleeper.processes.thaw()
-    await _whole_again(scene)
-    for other in scene.stage.replicas(sleeper):
+    await _whole_again(run)
+    for other in run.harness.replicas(sleeper):
         other.link.set_link(Link(cut=True))
-        scene.disturbed.add(other)
-    await scene.join()
-    replies = await scene.ask()
-    scene.require(not any(reply.error for reply in replies), f"{sleeper.name} cannot be used after it woke")
+        run.disturbed.add(other)
+    await run.join()
+    replies = await run.ask()
+    run.require(not any(reply.error for reply in replies), f"{sleeper.name} cannot be used after it woke")
 
 
-async def all_sleep(scene: Scene) -> None:
+async def all_sleep(run: ScenarioRun) -> None:
     """Every peer sleeps for longer than its record lives; the swarm is whole again soon after."""
-    await scene.ask()
-    scene.disturbed.update(scene.stage.peers)
-    for peer in scene.stage.peers:
+    await run.ask()
+    run.disturbed.update(run.harness.peers)
+    for peer in run.harness.peers:
         peer.processes.freeze()
     await asyncio.sleep(ALL_ASLEEP_S)
-    for peer in scene.stage.peers:
+    for peer in run.harness.peers:
         peer.processes.thaw()
-    await _whole_again(scene)
-    await scene.ask()
+    await _whole_again(run)
+    await run.ask()
 
 
-async def bootstrap_down(scene: Scene) -> None:
+async def bootstrap_down(run: ScenarioRun) -> None:
     """The bootstrap is gone for minutes: replies go on, newcomers join through a peer; it comes back."""
-    stage = scene.stage
+    harness = run.harness
 
-    async def stop(scene: Scene, chain: Sequence[StagedPeer]) -> None:
-        await stage.stop_bootstrap()
+    async def stop(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
+        await harness.stop_bootstrap()
 
-    await scene.ask_during(stop)
-    scene.require(scene.losses == 0, "a reply lost a hop because the bootstrap went")
-    through = stage.peers[0].address
-    await stage.add_peer(stage.peers[0].span, join=[through])
-    await scene.join(through=[through])
-    await scene.ask()
+    await run.ask_during(stop)
+    run.require(run.losses == 0, "a reply lost a hop because the bootstrap went")
+    through = harness.peers[0].address
+    await harness.add_peer(harness.peers[0].span, join=[through])
+    await run.join(through=[through])
+    await run.ask()
     await asyncio.sleep(BOOTSTRAP_DOWN_S)
-    await scene.ask()
-    await stage.start_bootstrap()
-    await _whole_again(scene)
-    await scene.join()
-    await scene.ask()
+    await run.ask()
+    await harness.start_bootstrap()
+    await _whole_again(run)
+    await run.join()
+    await run.ask()
 
 
-async def rejoin(scene: Scene) -> None:
+async def rejoin(run: ScenarioRun) -> None:
     """One peer is killed and started again five times: it is one peer to everybody, and serves."""
-    stage = scene.stage
-    peer = (await _do(scene, kill()))[0]
+    harness = run.harness
+    peer = (await _do(run, kill()))[0]
     for _ in range(RESTARTS - 1):
-        await stage.restart(peer)
+        await harness.restart(peer)
         peer.processes.kill_python()
-    await stage.restart(peer)
-    await _whole_again(scene)
-    await scene.join()
-    await scene.ask()
+    await harness.restart(peer)
+    await _whole_again(run)
+    await run.join()
+    await run.ask()
 
 
-async def outage(scene: Scene) -> None:
+async def outage(run: ScenarioRun) -> None:
     """All replicas of a span die; one comes back while the client waits, and the reply goes on."""
     down_s = 0.0
 
-    async def kill_and_restart_one(scene: Scene, chain: Sequence[StagedPeer]) -> None:
-        victims = any_one_and_its_replicas(scene, chain)
+    async def kill_and_restart_one(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
+        victims = any_one_and_its_replicas(run, chain)
         killed_at = asyncio.get_running_loop().time()
-        await kill(lambda *_: victims)(scene, chain)
-        await scene.stage.restart(victims[0])
+        await kill(lambda *_: victims)(run, chain)
+        await run.harness.restart(victims[0])
         nonlocal down_s
         down_s = asyncio.get_running_loop().time() - killed_at
 
-    await scene.ask_during(kill_and_restart_one)
-    scene.require(scene.losses > 0, "no loss was noticed")
-    scene.require_stall_below(down_s + FOUND_AGAIN_S)
+    await run.ask_during(kill_and_restart_one)
+    run.require(run.losses > 0, "no loss was noticed")
+    run.require_stall_below(down_s + FOUND_AGAIN_S)
 
 
-async def local_fallback(scene: Scene) -> None:
+async def local_fallback(run: ScenarioRun) -> None:
     """All replicas of a span die and stay dead; the client has the weights and runs the blocks itself."""
     told: list[str] = []
-    await scene.join(replace(scene.stage.options, local_fallback=True, on_local=told.append))
-    await scene.ask_during(kill(any_one_and_its_replicas))
-    scene.require(scene.losses > 0, "no loss was noticed")
-    scene.require(bool(told), "the client did not say that it runs blocks itself")
-    scene.require_stall_below(_patient(scene) + LOADED_WITHIN_S)
+    await run.join(replace(run.harness.options, local_fallback=True, on_local=told.append))
+    await run.ask_during(kill(any_one_and_its_replicas))
+    run.require(run.losses > 0, "no loss was noticed")
+    run.require(bool(told), "the client did not say that it runs blocks itself")
+    run.require_stall_below(_patient(run) + LOADED_WITHIN_S)
 
 
-async def other_cuts(scene: Scene) -> None:
+async def other_cuts(run: ScenarioRun) -> None:
     """A lost span has no replica of its own; two peers that cut the model elsewhere cover it."""
-    stage = scene.stage
-    lost = stage.config.spans[1]
+    harness = run.harness
+    lost = harness.config.spans[1]
     middle = (lost.start + lost.end) // 2
-    await stage.add_peer(Span(lost.start - 1, middle))
-    await stage.add_peer(Span(middle, lost.end + 1))
-    victims = [peer for peer in stage.peers if peer.span == lost]
-    await scene.ask_during(kill(lambda *_: victims))
-    scene.require(scene.losses > 0, "no loss was noticed")
-    scene.require_stall_below(_patient(scene))
+    await harness.add_peer(Span(lost.start - 1, middle))
+    await harness.add_peer(Span(middle, lost.end + 1))
+    victims = [peer for peer in harness.peers if peer.span == lost]
+    await run.ask_during(kill(lambda *_: victims))
+    run.require(run.losses > 0, "no loss was noticed")
+    run.require_stall_below(_patient(run))
 
 
-async def promote_spare(scene: Scene) -> None:
+async def promote_spare(run: ScenarioRun) -> None:
     """A hop with a warm spare dies: only what the spare lags behind is replayed."""
-    await scene.join(replace(scene.stage.options, spares="always"))
-    replies = await scene.ask_during(kill())
+    await run.join(replace(run.harness.options, spares="always"))
+    replies = await run.ask_during(kill())
     resumes = [resume for reply in replies for resume in reply.resumes]
-    scene.require(bool(resumes), "no loss was noticed")
+    run.require(bool(resumes), "no loss was noticed")
     for resume in resumes:
-        scene.require(
+        run.require(
             resume.replayed_tokens < 20, f"no spare was promoted: {resume.replayed_tokens} tokens replayed"
         )
     usual_s = max(reply.median_s for reply in replies)
-    scene.require_stall_below(max(5 * usual_s, scene.noise_s))
+    run.require_stall_below(max(5 * usual_s, run.noise_s))
 
 
-async def client_sleeps(scene: Scene) -> None:
+async def client_sleeps(run: ScenarioRun) -> None:
     """The client's machine sleeps in mid-reply and goes on with its own sessions."""
-    expected = await _generate(scene)
-    reply = await _generate(scene, _nap)
-    scene.compare(reply["token_ids"], expected["token_ids"])
+    expected = await _generate(run)
+    reply = await _generate(run, _nap)
+    run.compare(reply["token_ids"], expected["token_ids"])
 
 
-async def client_crashes(scene: Scene) -> None:
+async def client_crashes(run: ScenarioRun) -> None:
     """A chat is killed in mid-reply and resumed: its transcript is the one it would have been."""
-    await _chat(scene, "whole", [CLIENT_PROMPT])
-    expected = _transcript(scene, "whole")
-    shown = await _chat(scene, "broken", [CLIENT_PROMPT], kill_after_bytes=60)
-    kept = _transcript(scene, "broken")
-    scene.require(kept == expected[: len(kept)], "the reply was wrong before the crash")
-    scene.require(
+    await _chat(run, "whole", [CLIENT_PROMPT])
+    expected = _transcript(run, "whole")
+    shown = await _chat(run, "broken", [CLIENT_PROMPT], kill_after_bytes=60)
+    kept = _transcript(run, "broken")
+    run.require(kept == expected[: len(kept)], "the reply was wrong before the crash")
+    run.require(
         0 < len(kept) < len(expected), f"the chat was not killed in mid-reply: {len(kept)} tokens kept"
     )
-    scene.require(
+    run.require(
         len(kept) >= len(shown.decode(errors="ignore")), "a token that was shown is not in the transcript"
     )
-    await _chat(scene, "broken", [], "--resume")
-    scene.compare(_transcript(scene, "broken"), expected)
+    await _chat(run, "broken", [], "--resume")
+    run.compare(_transcript(run, "broken"), expected)
 
 
-async def _do(scene: Scene, act: Callable[..., Any]) -> list[StagedPeer]:
+async def _do(run: ScenarioRun, act: Callable[..., Any]) -> list[HarnessPeer]:
     """Ask, do one act to the chain, and give its victims."""
-    before = set(scene.disturbed)
-    await scene.ask_during(act)
-    scene.require(scene.losses > 0, "no loss was noticed")
-    return [peer for peer in scene.disturbed if peer not in before]
+    before = set(run.disturbed)
+    await run.ask_during(act)
+    run.require(run.losses > 0, "no loss was noticed")
+    return [peer for peer in run.disturbed if peer not in before]
 
 
-async def _whole_again(scene: Scene) -> None:
+async def _whole_again(run: ScenarioRun) -> None:
     """Within the time allowed every peer is ready, and in the directory exactly once."""
     started_at = asyncio.get_running_loop().time()
     missing: list[str] = []
-    client = await scene.join()
+    client = await run.join()
     while asyncio.get_running_loop().time() - started_at < WHOLE_WITHIN_S:
         listed = [record.peer for record in (await client.snapshot()).online()]
         missing = [
             peer.name
-            for peer in scene.stage.everybody
+            for peer in run.harness.everybody
             if listed.count(peer.id) != 1 or not await peer.ready()
         ]
-        if not missing and len(listed) == len(scene.stage.everybody):
+        if not missing and len(listed) == len(run.harness.everybody):
             return
         await asyncio.sleep(0.5)
-    scene.require(
+    run.require(
         False, f"after {WHOLE_WITHIN_S:.0f} s not back, or listed twice: {', '.join(missing) or 'strangers'}"
     )
 
 
-def _patient(scene: Scene) -> float:
+def _patient(run: ScenarioRun) -> float:
     """How long a loss without a spare may take."""
-    return scene.stage.config.lease_s + max(1.0, 2 * scene.replay_s)
+    return run.harness.config.lease_s + max(1.0, 2 * run.replay_s)
 
 
-async def _generate(scene: Scene, disturb: Callable[[int], Any] | None = None) -> dict[str, Any]:
+async def _generate(run: ScenarioRun, disturb: Callable[[int], Any] | None = None) -> dict[str, Any]:
     """The reply of a `swarm generate` process, disturbed while it is under way."""
     process = await _client_process(
-        scene, "generate", CLIENT_PROMPT, "--raw", "--json", "--max-tokens", str(CLIENT_TOKENS)
+        run, "generate", CLIENT_PROMPT, "--raw", "--json", "--max-tokens", str(CLIENT_TOKENS)
     )
     try:
         async with asyncio.timeout(CLIENT_TIMEOUT_S):
             if disturb is not None:
-                for span in scene.stage.config.spans:
-                    await scene.stage.until_in_use([peer for peer in scene.stage.peers if peer.span == span])
+                for span in run.harness.config.spans:
+                    await run.harness.until_in_use([peer for peer in run.harness.peers if peer.span == span])
                 await disturb(process.pid)
             output, errors = await process.communicate()
     finally:
         await _end(process)
     if process.returncode != 0:
-        scene.require(False, f"the client ended with status {process.returncode}: {errors.decode().strip()}")
+        run.require(False, f"the client ended with status {process.returncode}: {errors.decode().strip()}")
         return {"token_ids": []}
     return dict(json.loads(output))
 
 
 async def _chat(
-    scene: Scene, home: str, lines: Sequence[str], *options: str, kill_after_bytes: int | None = None
+    run: ScenarioRun, home: str, lines: Sequence[str], *options: str, kill_after_bytes: int | None = None
 ) -> bytes:
     """What a `swarm chat` process says to these lines; killed when it has said so much."""
-    process = await _client_process(scene, "chat", *options, "--max-tokens", str(CLIENT_TOKENS), home=home)
+    process = await _client_process(run, "chat", *options, "--max-tokens", str(CLIENT_TOKENS), home=home)
     assert process.stdin is not None  # noqa: S101 - we asked for pipes
     assert process.stdout is not None  # noqa: S101
     said = b""
@@ -239,25 +239,25 @@ async def _chat(
                 if kill_after_bytes is not None and len(said) >= kill_after_bytes:
                     return said
             await process.wait()
-            scene.require(process.returncode == 0, f"swarm chat ended with status {process.returncode}")
+            run.require(process.returncode == 0, f"swarm chat ended with status {process.returncode}")
     finally:
         await _end(process)
     return said
 
 
-def _transcript(scene: Scene, home: str) -> list[int]:
+def _transcript(run: ScenarioRun, home: str) -> list[int]:
     """The token ids of the one chat that was kept there."""
-    [path] = (scene.stage.config.home / home).rglob("chats/*.jsonl")
+    [path] = (run.harness.config.home / home).rglob("chats/*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines() if line]
     return [line["id"] for line in lines if line["type"] == "token"]
 
 
 async def _client_process(
-    scene: Scene, command: str, *arguments: str, home: str = "client"
+    run: ScenarioRun, command: str, *arguments: str, home: str = "client"
 ) -> asyncio.subprocess.Process:
-    config = scene.stage.config
+    config = run.harness.config
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "swarm", command, config.model, *arguments, *joining([scene.stage.join]),
+        sys.executable, "-m", "swarm", command, config.model, *arguments, *joining([run.harness.join]),
         "--temperature", "0.9", "--seed", str(config.seed), "--lease", f"{config.lease_s}s",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "SWARM_HOME": str(config.home / home)},

@@ -20,7 +20,7 @@ OnToken = Callable[[int], None]  # how many tokens are out
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AskedPrompt:
     """What is asked. The same question, the same reply."""
 
     prompt_ids: tuple[int, ...]
@@ -39,7 +39,7 @@ class Question:
 class Observed:
     """One reply: `times_s` are the loop's, when each token came."""
 
-    question: Question
+    question: AskedPrompt
     started_at: float
     token_ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -72,17 +72,17 @@ class Observed:
 
 def make_questions(
     vocab_size: int, prompt_tokens: int, max_tokens: int, seed: int
-) -> tuple[Question, Question]:
+) -> tuple[AskedPrompt, AskedPrompt]:
     """A greedy question and a sampled one, both from the seed."""
     chance = random.Random(f"{seed} {prompt_tokens}")  # noqa: S311 - repeatable on purpose
     greedy, sampled = (
-        Question(tuple(chance.randrange(3, vocab_size) for _ in range(prompt_tokens)), each, max_tokens)
+        AskedPrompt(tuple(chance.randrange(3, vocab_size) for _ in range(prompt_tokens)), each, max_tokens)
         for each in (None, seed)
     )
     return greedy, sampled
 
 
-def ask(client: Client, question: Question) -> Generation:
+def ask(client: Client, question: AskedPrompt) -> Generation:
     """The reply to a question, not begun yet. It never ends before its last token."""
     return client.generate(
         question.prompt_ids,
@@ -93,7 +93,7 @@ def ask(client: Client, question: Question) -> Generation:
 
 
 async def observe(
-    generation: Generation, question: Question, on_token: OnToken = lambda count: None
+    generation: Generation, question: AskedPrompt, on_token: OnToken = lambda count: None
 ) -> Observed:
     """Read a reply to its end, or to the error that ended it."""
     clock = asyncio.get_running_loop().time

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from swarm.bench.chaos import acts, outages
-from swarm.bench.chaos.scene import Act, Scene
+from swarm.bench.chaos.scenario_run import Act, ScenarioRun
 from swarm.errors import UsageError
 from swarm.network.memory import Link
 
@@ -16,7 +16,7 @@ LONG_PROMPT_TOKENS, FEW_TOKENS = 1500, 20
 MANY_TOKENS = 500  # so many that a reply does not end by itself before it can move
 DAEMON_RESTART_S = 5.0  # p2pd takes half a second to start, a second on a busy machine
 
-Run = Callable[[Scene], Awaitable[None]]
+Run = Callable[[ScenarioRun], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +31,49 @@ class Scenario:
 def _loses_hop(act: Act, *, found_by_lease: bool = False, more_s: float = 0.0) -> Run:
     """The reply goes on elsewhere: at once after a broken stream, after a lease of silence else."""
 
-    async def run(scene: Scene) -> None:
-        await scene.ask_during(act)
-        scene.require(scene.losses > 0, "no loss was noticed")
-        lease_s = scene.stage.config.lease_s if found_by_lease else 0.0
-        scene.require_stall_below(lease_s + max(1.0, 2 * scene.replay_s) + more_s)
+    async def lose(run: ScenarioRun) -> None:
+        await run.ask_during(act)
+        run.require(run.losses > 0, "no loss was noticed")
+        lease_s = run.harness.config.lease_s if found_by_lease else 0.0
+        run.require_stall_below(lease_s + max(1.0, 2 * run.replay_s) + more_s)
 
-    return run
-
-
-async def _undisturbed(scene: Scene) -> None:
-    await scene.ask()
-    scene.require(scene.losses == 0, "a hop was lost though nothing happened")
+    return lose
 
 
-async def _loses_hop_in_prompt(scene: Scene) -> None:
-    questions = scene.questions(LONG_PROMPT_TOKENS, FEW_TOKENS)
-    await scene.ask_during(acts.kill(), questions, at_token=0)
-    scene.require(scene.losses > 0, "no loss was noticed")
-    scene.require_stall_below(max(1.0, 2 * scene.replay_s))
+async def _undisturbed(run: ScenarioRun) -> None:
+    await run.ask()
+    run.require(run.losses == 0, "a hop was lost though nothing happened")
 
 
-async def _loses_two(scene: Scene) -> None:
-    await scene.stage.add_peer(scene.stage.config.spans[1])  # so that a third can take over
-    await scene.ask_during(acts.kill_with_replacement)
-    scene.require(scene.losses > 1, "only one loss was noticed")
-    scene.require_stall_below(2 * max(1.0, 2 * scene.replay_s))
+async def _loses_hop_in_prompt(run: ScenarioRun) -> None:
+    questions = run.questions(LONG_PROMPT_TOKENS, FEW_TOKENS)
+    await run.ask_during(acts.kill(), questions, at_token=0)
+    run.require(run.losses > 0, "no loss was noticed")
+    run.require_stall_below(max(1.0, 2 * run.replay_s))
 
 
-async def _leaves_slow_peer(scene: Scene) -> None:
-    await scene.ask_during(acts.slow_down)
-    [slow] = scene.disturbed
-    for reply in scene.seen:
+async def _loses_two(run: ScenarioRun) -> None:
+    await run.harness.add_peer(run.harness.config.spans[1])  # so that a third can take over
+    await run.ask_during(acts.kill_with_replacement)
+    run.require(run.losses > 1, "only one loss was noticed")
+    run.require_stall_below(2 * max(1.0, 2 * run.replay_s))
+
+
+async def _leaves_slow_peer(run: ScenarioRun) -> None:
+    await run.ask_during(acts.slow_down)
+    [slow] = run.disturbed
+    for reply in run.seen:
         late = [gap for gap in reply.gaps_s[-20:] if gap > acts.SLOW_DELAY_S]
-        scene.require(not late, f"{slow.name} was slow and was kept to the end")
+        run.require(not late, f"{slow.name} was slow and was kept to the end")
         silent = [resume for resume in reply.resumes if resume.kind == "silent"]
-        scene.require(not silent, f"{slow.name} was slow and was taken for dead")
+        run.require(not silent, f"{slow.name} was slow and was taken for dead")
 
 
-async def _moves_without_stall(scene: Scene) -> None:
-    replies = await scene.ask_during(acts.leave, scene.questions(max_tokens=MANY_TOKENS))
+async def _moves_without_stall(run: ScenarioRun) -> None:
+    replies = await run.ask_during(acts.leave, run.questions(max_tokens=MANY_TOKENS))
     usual_s = max(reply.median_s for reply in replies)
-    scene.require(scene.recoveries > 0, "no reply moved before the hop was gone")
-    scene.require_stall_below(max(2 * usual_s, scene.noise_s))
+    run.require(run.recoveries > 0, "no reply moved before the hop was gone")
+    run.require_stall_below(max(2 * usual_s, run.noise_s))
 
 
 _HOLE, _STALL, _CUT = Link(blackhole=True), Link(stalled=True), Link(cut=True)

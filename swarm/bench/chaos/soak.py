@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from swarm.bench.chaos.harness import EXIT_TIMEOUT_S, Harness, HarnessPeer
 from swarm.bench.chaos.leftovers import Baseline, left_behind
 from swarm.bench.chaos.replies import Observed, ask, make_questions, observe
-from swarm.bench.chaos.report import Result
-from swarm.bench.chaos.scene import References
-from swarm.bench.chaos.stage import EXIT_TIMEOUT_S, Stage, StagedPeer
+from swarm.bench.chaos.runner import Result
+from swarm.bench.chaos.scenario_run import References
 from swarm.client.client import Client
 from swarm.errors import SwarmError
 from swarm.network.memory import Link
@@ -53,20 +53,20 @@ class _Tally:
             self.wrong += 1
 
 
-async def soak(stage: Stage, sessions: int, on_progress: OnProgress) -> Result:
+async def soak(harness: Harness, sessions: int, on_progress: OnProgress) -> Result:
     """Run so many sessions through random faults."""
-    before, tally = await Baseline.take(stage), _Tally()
+    before, tally = await Baseline.take(harness), _Tally()
     questions = [
         question
         for round_ in range(QUESTIONS // 2)
         for question in make_questions(
-            stage.config.vocab_size, PROMPT_TOKENS + round_, MAX_TOKENS, stage.config.seed
+            harness.config.vocab_size, PROMPT_TOKENS + round_, MAX_TOKENS, harness.config.seed
         )
     ]
-    expected = await References(stage).of(questions)
-    clients = [await stage.client() for _ in range(CLIENTS)]
-    memory = _Memory(stage)
-    trouble = _Trouble(stage, tally.problems)
+    expected = await References(harness).of(questions)
+    clients = [await harness.client() for _ in range(CLIENTS)]
+    memory = _Memory(harness)
+    trouble = _SoakTrouble(harness, tally.problems)
     troubling = asyncio.create_task(trouble.run())
     try:
         waiting = iter(range(sessions))
@@ -88,8 +88,8 @@ async def soak(stage: Stage, sessions: int, on_progress: OnProgress) -> Result:
         growth = memory.growth()
         for client in clients:
             await client.close()
-        await stage.heal()
-    leftovers = [*growth, *await left_behind(stage, before, stage.peers)]
+        await harness.heal()
+    leftovers = [*growth, *await left_behind(harness, before, harness.peers)]
     return Result(
         scenario="soak",
         sessions=len(tally.stalls_s),
@@ -101,14 +101,14 @@ async def soak(stage: Stage, sessions: int, on_progress: OnProgress) -> Result:
     )
 
 
-class _Trouble:
+class _SoakTrouble:
     """Random faults to random peers, one after the other and now and then at once, until it is `over`."""
 
-    def __init__(self, stage: Stage, problems: list[str]) -> None:
-        self._stage = stage
+    def __init__(self, harness: Harness, problems: list[str]) -> None:
+        self._stage = harness
         self._problems = problems
-        self._chance = random.Random(f"{stage.config.seed} soak")  # noqa: S311 - repeatable on purpose
-        self._busy: set[StagedPeer] = set()
+        self._chance = random.Random(f"{harness.config.seed} soak")  # noqa: S311 - repeatable on purpose
+        self._busy: set[HarnessPeer] = set()
         self.over = asyncio.Event()
 
     async def run(self) -> None:
@@ -120,7 +120,7 @@ class _Trouble:
                 if peer not in self._busy and len(self._busy) < MOST_TROUBLED:
                     group.create_task(self._do(fault, peer))
 
-    async def _do(self, fault: Callable[[StagedPeer], Awaitable[None]], peer: StagedPeer) -> None:
+    async def _do(self, fault: Callable[[HarnessPeer], Awaitable[None]], peer: HarnessPeer) -> None:
         self._busy.add(peer)
         try:
             await fault(peer)
@@ -129,21 +129,21 @@ class _Trouble:
         finally:
             self._busy.discard(peer)
 
-    async def _kill(self, peer: StagedPeer) -> None:
+    async def _kill(self, peer: HarnessPeer) -> None:
         peer.processes.kill_python()
         await self._stage.restart(peer)
 
-    async def _freeze(self, peer: StagedPeer) -> None:
+    async def _freeze(self, peer: HarnessPeer) -> None:
         peer.processes.freeze()
         await asyncio.sleep(self._chance.uniform(*NAP_S))
         peer.processes.thaw()
 
-    async def _cut(self, peer: StagedPeer) -> None:
+    async def _cut(self, peer: HarnessPeer) -> None:
         peer.link.set_link(Link(cut=True))
         await asyncio.sleep(self._chance.uniform(*CUT_S))
         peer.link.set_link()
 
-    async def _leave(self, peer: StagedPeer) -> None:
+    async def _leave(self, peer: HarnessPeer) -> None:
         peer.process.send_signal(signal.SIGTERM)
         await peer.process.wait(EXIT_TIMEOUT_S)
         await self._stage.restart(peer)
@@ -152,8 +152,8 @@ class _Trouble:
 class _Memory:
     """Resident memory of the client and of peers, from the end of the warm-up to the end."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, harness: Harness) -> None:
+        self._stage = harness
         self._noted: dict[int, int] = {}
 
     def note(self) -> None:

@@ -1,4 +1,4 @@
-"""A scene: one client on the stage, its replies, and what a scenario does to them.
+"""One run of a scenario: one client on the harness, its replies, and what a scenario does to them.
 
 Keeps what was seen, and the first thing that was not as it should be. Undisturbed replies to the
 same questions are made once and shared by all scenes.
@@ -9,8 +9,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.bench.chaos.replies import Observed, Question, ask, make_questions, observe
-from swarm.bench.chaos.stage import Stage, StagedPeer
+from swarm.bench.chaos.harness import Harness, HarnessPeer
+from swarm.bench.chaos.replies import AskedPrompt, Observed, ask, make_questions, observe
 from swarm.client.client import Client, ClientOptions
 from swarm.client.generation import Generation
 from swarm.errors import SwarmError
@@ -19,7 +19,7 @@ LOOK_EVERY_S = 0.001
 PLANNED = ("slow", "leaving")  # moves before a loss
 PROMPT_TOKENS, AT_TOKEN, MAX_TOKENS = 150, 50, 120  # a loss meets 200 tokens of history
 
-Act = Callable[["Scene", Sequence[StagedPeer]], Awaitable[None]]  # given the peers of the chain, in order
+Act = Callable[["ScenarioRun", Sequence[HarnessPeer]], Awaitable[None]]  # given the chain's peers
 
 
 class ScenarioFailed(SwarmError):
@@ -32,13 +32,13 @@ class ScenarioFailed(SwarmError):
 class References:
     """Undisturbed replies, each made when it is first asked for."""
 
-    stage: Stage
-    _replies: dict[Question, Observed] = field(default_factory=dict)
+    harness: Harness
+    _replies: dict[AskedPrompt, Observed] = field(default_factory=dict)
 
-    async def of(self, questions: Sequence[Question]) -> list[Observed]:
+    async def of(self, questions: Sequence[AskedPrompt]) -> list[Observed]:
         """The undisturbed replies. To be called while nothing is disturbed. Raises `ScenarioFailed`."""
         if missing := [question for question in questions if question not in self._replies]:
-            async with await self.stage.client(replace(self.stage.options, spares="off")) as client:
+            async with await self.harness.client(replace(self.harness.options, spares="off")) as client:
                 replies = await asyncio.gather(*(observe(ask(client, each), each) for each in missing))
             for reply in replies:
                 if reply.error is not None:
@@ -48,15 +48,15 @@ class References:
 
 
 @dataclass(slots=True)
-class Scene:
+class ScenarioRun:
     """One run of one scenario. `client` is set while `open_client` holds."""
 
-    stage: Stage
+    harness: Harness
     references: References
     client: Client | None = None
     seen: list[Observed] = field(default_factory=list)
     wrong_tokens: bool = False
-    disturbed: set[StagedPeer] = field(default_factory=set)
+    disturbed: set[HarnessPeer] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     noise_s: float = 0.0  # the longest gap that came about without any disturbance, doubled
     replay_s: float = 0.0  # what the undisturbed reply took to its first token: the cost of its history
@@ -64,12 +64,12 @@ class Scene:
     _compared: int = 0  # replies of client processes
 
     def __post_init__(self) -> None:
-        self.chance = random.Random(self.stage.config.seed)  # noqa: S311 - repeatable on purpose
+        self.chance = random.Random(self.harness.config.seed)  # noqa: S311 - repeatable on purpose
 
     async def join(self, options: ClientOptions | None = None, through: Sequence[str] = ()) -> Client:
-        """Open the client of this scene, in place of the one it had."""
+        """Open the client of this run, in place of the one it had."""
         await self.leave()
-        self.client = await self.stage.client(options, through)
+        self.client = await self.harness.client(options, through)
         return self.client
 
     async def leave(self) -> None:
@@ -80,12 +80,14 @@ class Scene:
 
     def questions(
         self, prompt_tokens: int = PROMPT_TOKENS, max_tokens: int = MAX_TOKENS
-    ) -> tuple[Question, Question]:
+    ) -> tuple[AskedPrompt, AskedPrompt]:
         """A greedy question and a sampled one."""
-        return make_questions(self.stage.config.vocab_size, prompt_tokens, max_tokens, self.stage.config.seed)
+        return make_questions(
+            self.harness.config.vocab_size, prompt_tokens, max_tokens, self.harness.config.seed
+        )
 
     async def ask_during(
-        self, act: Act, questions: Sequence[Question] | None = None, at_token: int = AT_TOKEN
+        self, act: Act, questions: Sequence[AskedPrompt] | None = None, at_token: int = AT_TOKEN
     ) -> list[Observed]:
         """Ask the questions at once, act when the first reply has `at_token` tokens, compare all tokens.
 
@@ -106,7 +108,7 @@ class Scene:
         async def disturb() -> None:
             await (due.wait() if at_token else _has_chain(generations[0]))
             await asyncio.sleep(self.chance.uniform(0, 2) * expected[0].median_s)  # in the middle of a step
-            await act(self, [self.stage.peer(hop.peer) for hop in generations[0].hops])
+            await act(self, [self.harness.peer(hop.peer) for hop in generations[0].hops])
 
         disturbing = asyncio.create_task(disturb())
         replies = await asyncio.gather(
@@ -187,5 +189,5 @@ async def _has_chain(generation: Generation) -> None:
     await until(lambda: bool(generation.hops))
 
 
-async def _nothing(scene: Scene, chain: Sequence[StagedPeer]) -> None:
+async def _nothing(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
     pass

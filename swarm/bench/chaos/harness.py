@@ -1,4 +1,4 @@
-"""The stage of a chaos run: a swarm of real peer processes, each behind a link emulator.
+"""The harness of a chaos run: a swarm of real peer processes, each behind a link emulator.
 
 Every span has replicas. A peer announces only its emulator's address, so whatever a client sends it
 passes through there. `heal` makes everything whole again between two scenarios. Each process and
@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class StageConfig:
+class HarnessConfig:
     """What to set up. `home` holds the keys of all nodes."""
 
     model: str
@@ -44,10 +44,12 @@ class StageConfig:
     patience_s: float = 60.0
 
 
-class StagedPeer:
+class HarnessPeer:
     """One peer: its process, which may be replaced by a new one, and the link in front of it."""
 
-    def __init__(self, name: str, span: Span, config: StageConfig, emulator: LinkEmulator, port: int) -> None:
+    def __init__(
+        self, name: str, span: Span, config: HarnessConfig, emulator: LinkEmulator, port: int
+    ) -> None:
         self.name = name
         self.span = span
         self.link = emulator
@@ -60,7 +62,7 @@ class StagedPeer:
         self._monitor = ""
 
     @classmethod
-    async def create(cls, name: str, span: Span, config: StageConfig) -> Self:
+    async def create(cls, name: str, span: Span, config: HarnessConfig) -> Self:
         """Its ports and its emulator; `start` comes next."""
         port = free_port()
         return cls(name, span, config, await LinkEmulator.start(port, config.seed), port)
@@ -133,12 +135,12 @@ class StagedPeer:
 
 
 @dataclass(slots=True)
-class Stage:
+class Harness:
     """The swarm. Use as an async context manager."""
 
-    config: StageConfig
-    peers: list[StagedPeer] = field(default_factory=list)
-    extras: list[StagedPeer] = field(default_factory=list)  # of one scenario only
+    config: HarnessConfig
+    peers: list[HarnessPeer] = field(default_factory=list)
+    extras: list[HarnessPeer] = field(default_factory=list)  # of one scenario only
     join: str = ""
     _bootstrap: SwarmProcess | None = None
     _bootstrap_port: int = 0
@@ -151,7 +153,7 @@ class Stage:
             for replica in range(self.config.replicas):
                 for index, span in enumerate(self.config.spans):
                     name = f"peer-{index}-{replica}"
-                    self.peers.append(await StagedPeer.create(name, span, self.config))
+                    self.peers.append(await HarnessPeer.create(name, span, self.config))
             await asyncio.gather(*(peer.start([self.join]) for peer in self.peers))
             await asyncio.gather(*(peer.online() for peer in self.peers))
             stack.pop_all()
@@ -163,15 +165,15 @@ class Stage:
         await self._close()
 
     @property
-    def everybody(self) -> list[StagedPeer]:
+    def everybody(self) -> list[HarnessPeer]:
         """All peers, with those of the running scenario."""
         return [*self.peers, *self.extras]
 
-    def peer(self, peer_id: str) -> StagedPeer:
+    def peer(self, peer_id: str) -> HarnessPeer:
         """The peer of that id."""
         return next(peer for peer in self.everybody if peer.id == peer_id)
 
-    def replicas(self, peer: StagedPeer) -> list[StagedPeer]:
+    def replicas(self, peer: HarnessPeer) -> list[HarnessPeer]:
         """The other peers of its span."""
         return [other for other in self.everybody if other.span == peer.span and other is not peer]
 
@@ -185,7 +187,7 @@ class Stage:
         """A client of this swarm, on a node of its own."""
         return await Client.open(self.config.model, join=join or [self.join], options=options or self.options)
 
-    async def until_in_use(self, peers: Sequence[StagedPeer]) -> StagedPeer:
+    async def until_in_use(self, peers: Sequence[HarnessPeer]) -> HarnessPeer:
         """Wait until one of the peers serves a session."""
         while True:
             for peer in peers:
@@ -193,9 +195,9 @@ class Stage:
                     return peer
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def add_peer(self, span: Span, join: Sequence[str] = ()) -> StagedPeer:
+    async def add_peer(self, span: Span, join: Sequence[str] = ()) -> HarnessPeer:
         """One more peer until the scenario ends; online when this returns."""
-        peer = await StagedPeer.create(f"extra-{len(self.extras)}", span, self.config)
+        peer = await HarnessPeer.create(f"extra-{len(self.extras)}", span, self.config)
         self.extras.append(peer)
         await peer.start(join or [self.join])
         await peer.online()
@@ -216,7 +218,7 @@ class Stage:
 
     @property
     def expected_pids(self) -> set[int]:
-        """The Python processes that belong to the stage now."""
+        """The Python processes that belong to the harness now."""
         processes = [self._bootstrap, *(peer.process for peer in self.everybody)]
         return {process.pid for process in processes if process is not None and process.running}
 
@@ -232,7 +234,7 @@ class Stage:
         down = [peer for peer in self.peers if not peer.running]
         await asyncio.gather(*(self.restart(peer) for peer in down))
 
-    async def restart(self, peer: StagedPeer) -> None:
+    async def restart(self, peer: HarnessPeer) -> None:
         """Put an ended peer back online under its old identity and port."""
         await peer.end()
         await peer.start([self.join])
