@@ -1,6 +1,5 @@
 """`swarm demo`: a small swarm of real processes on this machine, and one answer from it."""
 
-import asyncio
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -65,7 +64,8 @@ async def _demo(model: str, peers: int, prompt: str, max_tokens: int, serve: boo
                 _tell_chain(reply)
             if serve:
                 note("Serving until Ctrl-C.")
-                await asyncio.Event().wait()
+                await swarm.tell_ends(note)
+                note("Nothing of it runs any more.")
 
 
 def _tell_addresses(model: str, join: str, gateway: str, page: str, as_json: bool) -> None:

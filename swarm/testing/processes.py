@@ -64,6 +64,12 @@ class SwarmProcess:
         return cls(process, arguments)
 
     @property
+    def name(self) -> str:
+        """What it is, for people: ``"peer of blocks 0:15"``."""
+        kind, *options = self._arguments
+        return f"{kind} of blocks {options[options.index('--blocks') + 1]}" if "--blocks" in options else kind
+
+    @property
     def pid(self) -> int:
         """Of the Python process."""
         return self._process.pid
@@ -89,6 +95,10 @@ class SwarmProcess:
         """Signal the Python process: SIGSTOP freezes it, SIGKILL kills it."""
         if self.running:
             self._process.send_signal(number)
+
+    async def end(self) -> int:
+        """Wait for the end, however long it takes; gives the exit status, minus the signal that killed it."""
+        return await self._process.wait()
 
     async def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait for the end; gives the exit status. Raises `ProcessFailed`."""
@@ -197,13 +207,26 @@ class LocalSwarm:
         self.services.append(service)
         return str((await service.wait_for("listening"))["url"]).rstrip("/")
 
+    async def tell_ends(self, tell: Callable[[str], None]) -> None:
+        """Say, in words, each process that ends from now on; returns when none is left."""
+
+        async def tell_end(process: SwarmProcess) -> None:
+            status = await process.end()
+            how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+            tell(f"The {process.name} has ended {how}")
+
+        await asyncio.gather(*map(tell_end, self._processes))
+
+    @property
+    def _processes(self) -> list[SwarmProcess]:
+        return [*self.services, *self.peers, *([self.bootstrap] if self.bootstrap else [])]
+
     async def _wait_online(self, peer: SwarmProcess) -> None:
         blocks = (await peer.wait_for("online"))["blocks"]
         self.config.on_start(f"The peer of blocks {blocks} is online")
 
     async def _stop(self) -> None:
-        processes = [*self.services, *self.peers, *([self.bootstrap] if self.bootstrap else [])]
-        await asyncio.gather(*(process.stop() for process in processes))
+        await asyncio.gather(*(process.stop() for process in self._processes))
 
 
 def even_spans(num_blocks: int, count: int) -> list[Span]:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
@@ -52,6 +53,16 @@ def test_a_demo_that_serves_takes_its_processes_with_it(mark, tiny, number, stat
     assert demo.returncode == status
     assert "Traceback" not in told
     assert not os.listdir(mark.scratch) or number == signal.SIGKILL
+
+
+def test_a_demo_that_serves_tells_when_a_peer_of_it_ends(mark, tiny):
+    with mark.start(*ask(tiny, "--serve", "--peers", "1", "--max-tokens", "3")) as demo:
+        demo.stdout.readline(), demo.stdout.readline()  # the addresses and the reply
+        [peer] = [child for child in psutil.Process(demo.pid).children() if "--blocks" in child.cmdline()]
+        peer.kill()
+        assert any("The peer of blocks 0:6 has ended by SIGKILL" in line for line in demo.stderr)
+        demo.send_signal(signal.SIGTERM)
+        demo.communicate(timeout=100)
 
 
 def test_more_peers_than_blocks_are_refused(mark, tiny):
