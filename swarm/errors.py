@@ -2,6 +2,10 @@
 
     SwarmError
     ├── UsageError              the call itself is wrong                        exit 2
+    │   └── RequestError        one request cannot be served as asked
+    │       ├── EmptyPrompt
+    │       ├── ContextOverflow
+    │       └── BrokenTranscript
     ├── ConfigurationError      this machine cannot do what was asked           exit 78
     │   ├── PortInUse
     │   ├── DoesNotFit
@@ -23,10 +27,6 @@
     │   ├── InvalidRecord
     │   │   └── StaleRecord     it was valid once, or will be
     │   └── WireVersionMismatch
-    ├── RequestError            one request cannot be served as asked
-    │   ├── EmptyPrompt
-    │   ├── ContextOverflow
-    │   └── BrokenTranscript
     ├── SessionRefused          a peer refused or ended a session; carries its code
     ├── HopLost                 retryable; caught in one place, client/recovery
     └── NoRoute                 no live peer for some blocks                    exit 69
@@ -71,10 +71,14 @@ class SwarmError(Exception):
 
 
 class UsageError(SwarmError):
-    """An argument or option is wrong."""
+    """An argument or option is wrong; `parameter` is its name, where it is one alone."""
 
     code = "usage"
     exit_code = 2
+
+    def __init__(self, what: str, fix: str = "", parameter: str | None = None) -> None:
+        super().__init__(what, fix)
+        self.parameter = parameter
 
 
 class ConfigurationError(SwarmError):
@@ -217,11 +221,10 @@ class WireVersionMismatch(ProtocolError):
     code = "wire_version"
 
 
-class RequestError(SwarmError):
+class RequestError(UsageError):
     """The request cannot be served as it is."""
 
     code = "bad_request"
-    exit_code = 2
 
 
 class EmptyPrompt(RequestError):

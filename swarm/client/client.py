@@ -159,7 +159,7 @@ class Client:
     ) -> Request:
         """A request with the model's own defaults for what is not given. Raises `RequestError`."""
         if isinstance(limits.get("stop"), str):
-            raise RequestError("stop is a single text", 'Give a tuple of texts, for example stop=("END",).')
+            raise RequestError("stop is a single text", 'Give a tuple of texts: stop=("END",).', "stop")
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         limits.setdefault("stop_token_ids", frozenset(self.model.config.stop_token_ids))
         sampling = sampling or self.model.sampling

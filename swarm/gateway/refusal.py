@@ -17,7 +17,6 @@ from swarm.errors import (
     ModelError,
     NetworkError,
     NoRoute,
-    RequestError,
     SessionRefused,
     SwarmError,
     UsageError,
@@ -95,8 +94,8 @@ def refusal_of(error: SwarmError) -> Refusal:
         return error
     if isinstance(error, ContextOverflow | EmptyPrompt):
         return Refusal(400, error.what, error.fix, reason=error.code, param="messages")
-    if isinstance(error, RequestError | UsageError):
-        return Refusal(400, error.what, error.fix, reason="invalid_value", param=_first_word(error.what))
+    if isinstance(error, UsageError):
+        return Refusal(400, error.what, error.fix, reason="invalid_value", param=error.parameter)
     if isinstance(error, NoRoute | NetworkError | SessionRefused) or error.retryable:
         return Refusal(503, error.what, error.fix, reason=error.code, retry_after_s=RETRY_LATER_S)
     if isinstance(error, ModelError | ConfigurationError):
@@ -114,9 +113,3 @@ def refusal_of_body(error: msgspec.ValidationError) -> Refusal:
     what = text[: place.start()] if place else text
     where = f"{param}: " if param else ""
     return Refusal(400, f"{where}{what}", reason="missing_field" if missing else "invalid_value", param=param)
-
-
-def _first_word(text: str) -> str | None:
-    """Errors about one setting begin with its name."""
-    match = re.match(r"[a-z_]+(?=\[| is | names )", text)
-    return match[0] if match else None

@@ -55,7 +55,7 @@ class Sampling:
 
 def _require(name: str, value: object, holds: bool, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"{name} cannot be {value}", f"Give it a value {wanted}.")
+        raise UsageError(f"{name} cannot be {value}", f"Give it a value {wanted}.", name.partition("[")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ def _restrict(logits: Tensor, sampling: Sampling, constraint: Constraint) -> Ten
             raise UsageError(
                 f"logit_bias names the token {token_id}, which the model does not have",
                 f"Use token ids from 0 to {len(processed) - 1}.",
+                "logit_bias",
             )
         processed[token_id] += bias
     return processed
