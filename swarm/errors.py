@@ -24,9 +24,8 @@
     ├── ProtocolError           the other end broke the protocol
     │   ├── FrameTooLarge
     │   ├── MalformedMessage
-    │   ├── InvalidRecord
-    │   │   └── StaleRecord     it was valid once, or will be
-    │   └── WireVersionMismatch
+    │   └── InvalidRecord
+    │       └── StaleRecord     it was valid once, or will be
     ├── SessionRefused          a peer refused or ended a session; carries its code
     ├── HopLost                 retryable; caught in one place, client/recovery
     └── NoRoute                 no live peer for some blocks                    exit 69
@@ -213,12 +212,6 @@ class StaleRecord(InvalidRecord):
     """
 
     code = "stale_record"
-
-
-class WireVersionMismatch(ProtocolError):
-    """The two ends speak different versions of the wire protocol."""
-
-    code = "wire_version"
 
 
 class RequestError(UsageError):

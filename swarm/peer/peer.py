@@ -68,6 +68,7 @@ class Peer:
                 ("queue_depth", "Steps waiting or running."): lambda: self.executor.queue_depth,
                 ("kv_cache_bytes", "Memory held by the sessions' caches."): lambda: self.sessions.used_bytes,
                 ("kv_tokens_free", "Tokens that sessions may still take."): lambda: self.sessions.free_tokens,
+                ("in_flight_bytes", "Bodies of steps on their way."): lambda: self.handler.in_flight_bytes,
             }
         )
 
