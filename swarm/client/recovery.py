@@ -182,16 +182,13 @@ class Recovery:
         if self.preferred is not None and not self.settled:
             with contextlib.suppress(NoRoute):
                 return await self.routes.plan(span, self.preferred)
-        try:
-            return await self.routes.plan(span, self.numerics)
-        except NoRoute:
-            if self.local is None:
-                raise
+        if self.local is not None:  # then nothing has to be hoped of peers that were lost
+            with contextlib.suppress(NoRoute):
+                return await self.routes.plan(span, self.numerics, with_lost=False)
             route = self.routes.plan_around(span, self.numerics, LOCAL)
-            mine = [hop for hop in route if hop.peer == LOCAL]
-            if not all(self.local.fits(hop.span, hop.numerics) for hop in mine):
-                raise
-            return route
+            if all(self.local.fits(hop.span, hop.numerics) for hop in route if hop.peer == LOCAL):
+                return route
+        return await self.routes.plan(span, self.numerics)
 
     def _prepare(self, planned: Sequence[PlannedHop]) -> None:
         """Choose the numerics and the codec of the first chain; once that stands they never change."""

@@ -88,22 +88,27 @@ class Routes:
         return self._snapshot
 
     async def plan(
-        self, span: Span, numerics: Numerics | None = None, excluded: frozenset[PeerId] = frozenset()
+        self,
+        span: Span,
+        numerics: Numerics | None = None,
+        excluded: frozenset[PeerId] = frozenset(),
+        with_lost: bool = True,
     ) -> tuple[PlannedHop, ...]:
         """The best chain over `span` now. Raises `NoRoute`, or `NetworkError` before the first snapshot.
 
         A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers lost
-        lately are taken only when there is no chain without them and it is their turn to be asked
-        again, `excluded` ones never.
+        lately are taken only `with_lost`, when there is no chain without them and it is their turn to be
+        asked again; `excluded` ones never.
         """
+        choose = self._plan_with_lost if with_lost else self.plan_at_hand
         if self._snapshot is None or _now() - self._fetched_at > SNAPSHOT_LIFE_S:
             await self.refresh()
-            return self._plan_with_lost(span, numerics, excluded)
+            return choose(span, numerics, excluded)
         try:
-            return self._plan_with_lost(span, numerics, excluded)
+            return choose(span, numerics, excluded)
         except NoRoute:
             await self.refresh()
-        return self._plan_with_lost(span, numerics, excluded)
+        return choose(span, numerics, excluded)
 
     async def keep_fresh(self) -> None:
         """Fetch a snapshot before the one at hand grows old, so that a loss finds one that is new."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from itertools import pairwise
 
 from swarm.client.client import ClientOptions
 from swarm.model.compute import ComputeThread, InlineCompute
@@ -62,6 +63,26 @@ def test_a_loss_in_mid_reply_falls_back_and_a_peer_that_comes_takes_over_again(v
     assert ids == reference.reply(PROMPT, 200)
     assert "local" not in peers[10]
     assert "local" in peers[40]
+
+
+def test_silent_peers_are_not_asked_again_and_again_before_blocks_are_run_here(virtual_swarm, reference):
+    async def run():
+        async with virtual_swarm(compute=lambda: InlineCompute(0.02)) as swarm:
+            replicas = await swarm.add_peers([Span(0, 3), Span(0, 3)])
+            await swarm.add_peer(Span(3, 6))
+            client = swarm.client(ClientOptions(local_fallback=True, spares="off"))
+            ids, told_at = [], []
+            async for piece in client.generate(PROMPT, max_tokens=60, stop_token_ids=frozenset()):
+                ids.append(piece.token_id)
+                told_at.append(asyncio.get_running_loop().time())
+                if len(ids) == 20:
+                    for replica in replicas:
+                        swarm.net.freeze(replica.id)
+            return ids, max(later - earlier for earlier, later in pairwise(told_at))
+
+    ids, longest_s = run_virtual(run())
+    assert ids == reference.reply(PROMPT, 60)
+    assert longest_s < 8  # a lease for each of the two, and some
 
 
 class HeldUp(ComputeThread):
