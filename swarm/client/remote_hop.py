@@ -13,7 +13,15 @@ import torch
 
 from swarm.client.hop import ASSUMED_BYTES_PER_S, HopSettings, HopStats
 from swarm.client.router import PlannedHop
-from swarm.errors import ChannelClosed, HopLost, LossKind, PeerUnreachable, ProtocolError, SessionRefused
+from swarm.errors import (
+    ChannelClosed,
+    HopLost,
+    LossKind,
+    PeerUnreachable,
+    ProtocolError,
+    SessionRefused,
+    SwarmError,
+)
 from swarm.network.channel import SLOWEST_BYTES_PER_S, Channel
 from swarm.network.transport import Network
 from swarm.values import PeerId
@@ -229,6 +237,8 @@ class RemoteHop:
                 return answer.result()
             if _now() - wake_at > self.lease_s / 2:  # it was we who slept: listen again before judging
                 self._heard_at = started_at = _now()
+                if self._waiting is not None:
+                    self._waiting.due_from = _now()
 
     def _expected_s(self, tokens: int) -> float:
         """How long a step takes there, as far as is known now."""
@@ -313,6 +323,7 @@ async def open_hop(
         role=role,
         trace=settings.trace,
     )
+    last_word = None if may_wait else Close()  # what an earlier take left there is worth keeping
     started_at = _now()
     answers_within_s = settings.open_timeout_s if may_wait else min(settings.open_timeout_s, settings.lease_s)
     try:
@@ -320,13 +331,15 @@ async def open_hop(
             await channel.send(request)
             answer, _ = await channel.receive(max_body_bytes=0)
         hop = RemoteHop(planned, channel, settings, _granted(planned.peer, answer), bytes_per_s)
-    except BaseException as error:
+    except TimeoutError:
+        channel.close(last_word)
+        await network.hang_up(planned.peer, answers_within_s)
+        raise PeerUnreachable(f"Peer {planned.peer} did not answer within {answers_within_s:.1f} s") from None
+    except asyncio.CancelledError:
+        channel.close(last_word)
+        raise
+    except SwarmError:
         channel.close()
-        if isinstance(error, TimeoutError):
-            await network.hang_up(planned.peer, answers_within_s)
-            raise PeerUnreachable(
-                f"Peer {planned.peer} did not answer within {answers_within_s:.1f} s"
-            ) from None
         raise
     hop.rtt_s = _now() - started_at
     hop.lease_s = max(hop.lease_s, min(LONGEST_LEASE_S, hop.lease_s + LEASE_RTTS * hop.rtt_s))

@@ -6,6 +6,7 @@ a closed writer, an other end that takes in nothing or sends a body for ever) is
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
@@ -117,10 +118,17 @@ class Channel:
         except _STREAM_ERRORS as error:
             raise ChannelClosed(f"Peer {self.peer} closed the stream") from error
 
-    def close(self) -> None:
-        """End the stream; what was sent is still delivered, if it is taken in soon. Safe to call twice."""
+    def close(self, last: Message | None = None) -> None:
+        """End the stream, with a last word; what was sent is still delivered, if it is taken in soon.
+
+        Safe to call twice.
+        """
         if not self._closed:
             self._closed = True
+            if last is not None:
+                header = encode_message(last)
+                with contextlib.suppress(*_STREAM_ERRORS):
+                    self._writer.write(encode_prefix(len(header), 0) + header)
             self._writer.close()
             asyncio.get_running_loop().call_later(CLOSE_WITHIN_S, self._writer.abort)
 

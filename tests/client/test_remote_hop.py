@@ -1,6 +1,7 @@
 """The client's end of a stream, against a scripted peer: what it takes for an answer, and what for a loss."""
 
 import asyncio
+import contextlib
 import math
 
 import msgspec
@@ -186,6 +187,26 @@ def test_a_peer_that_does_not_answer_open_is_given_up_in_time():
     assert meet(peer, client) == pytest.approx((LEASE_S, 5.0))
 
 
+@pytest.mark.parametrize(("may_wait", "said"), [(False, [Open, Close]), (True, [Open])])
+def test_an_opening_that_is_given_up_leaves_no_new_session_behind(may_wait, said):
+    heard = []
+
+    async def peer(channel):
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                heard.append(type((await channel.receive()).message))
+
+    async def client(open_it):
+        opening = asyncio.create_task(open_it(may_wait=may_wait))
+        await asyncio.sleep(0.5)
+        opening.cancel()
+        await asyncio.wait({opening})
+        await asyncio.sleep(0.5)
+
+    meet(peer, client)
+    assert heard == said
+
+
 def test_a_peer_that_closes_instead_of_answering_is_a_network_error():
     async def peer(channel):
         channel.close()
@@ -352,6 +373,28 @@ def test_a_peer_that_beats_is_waited_for_beyond_the_lease():
         return now()
 
     assert meet(beating(10.0), client) == pytest.approx(10.0)
+
+
+def test_a_peer_is_not_late_because_this_machine_slept():
+    async def peer(channel):
+        await opened(channel)
+        while True:
+            await channel.send(Pong(id=-1, queue_depth=1))
+            await asyncio.sleep(0.5)
+
+    async def client(open_it):
+        hop = await open_it()
+        step = asyncio.create_task(hop.step(ROW, 1))
+        await asyncio.sleep(1)
+        asyncio.get_running_loop()._now_s += 90
+        await asyncio.sleep(0.1)
+        late = hop.is_late
+        step.cancel()
+        await asyncio.wait({step})
+        await hop.close()
+        return late
+
+    assert not meet(peer, client)
 
 
 def test_beats_do_not_save_a_peer_that_never_answers():
