@@ -106,6 +106,14 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _DURATION_UNITS[match[2]]
 
 
+def parse_host_port(text: str) -> tuple[str, int]:
+    """Read ``"127.0.0.1:8000"``, ``"example.org:80"`` or ``"[::1]:8000"``, the brackets taken off."""
+    match = re.fullmatch(r"\s*(?:\[([^\]\s]+)\]|([^:\s]+)):(\d{1,5})\s*", text)
+    if match is None or int(match[3]) > 65535:
+        raise UsageError(f"{text!r} is not a host with a port", "Write HOST:PORT, like 127.0.0.1:8000.")
+    return match[1] or match[2], int(match[3])
+
+
 def short_id(peer: str) -> str:
     """The end of a peer id, which is what differs from one to the next."""
     return peer[-8:]

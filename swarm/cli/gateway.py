@@ -1,7 +1,6 @@
 """`swarm gateway`: an OpenAI-compatible HTTP server, and a chat page, on top of a swarm."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 
 from swarm.cli.client_options import ClientFlags, client_options
 from swarm.cli.output import note, print_json, print_result
-from swarm.cli.params import DURATION, SIZE
+from swarm.cli.params import DURATION, HOST_PORT, SIZE
 from swarm.cli.runtime import run_service
 from swarm.errors import UsageError
 from swarm.lifetime import until_stopped
@@ -35,7 +34,11 @@ def _add_key(ctx: click.Context, param: click.Parameter, value: tuple[Path, str]
 @click.argument("models", metavar="MODEL...", nargs=-1)
 @client_options
 @click.option(
-    "--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="Where to listen; port 0 is any."
+    "--listen",
+    type=HOST_PORT,
+    default="127.0.0.1:8000",
+    metavar="HOST:PORT",
+    help="Where to listen; port 0 is any.",
 )
 @click.option(
     "--keys",
@@ -70,7 +73,7 @@ def _add_key(ctx: click.Context, param: click.Parameter, value: tuple[Path, str]
 def command(
     models: tuple[str, ...],
     client: ClientFlags,
-    listen: str,
+    listen: tuple[str, int],
     keys: Path | None,
     cors: tuple[str, ...],
     max_running: int,
@@ -94,7 +97,7 @@ def command(
     from swarm.gateway.app import GatewayConfig
     from swarm.gateway.gate import GateLimits
 
-    host, port = _parse_listen(listen)
+    host, port = listen
     config = GatewayConfig(
         host=host,
         port=port,
@@ -140,12 +143,3 @@ def _tell(url: str, models: list[str], as_json: bool) -> None:
         return
     print_result(f"OpenAI base URL: {url}/v1    models: {', '.join(models)}")
     print_result(f"Chat page: {url}/")
-
-
-def _parse_listen(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:]+)\]|([^:\s]+)):(\d{1,5})", text)
-    if match is None or int(match[3]) > 65535:
-        raise UsageError(
-            f"--listen {text!r} is not an address", "Write HOST:PORT, for example 127.0.0.1:8000."
-        )
-    return match[1] or match[2], int(match[3])

@@ -1,4 +1,4 @@
-"""Option types for what people write: spans `3:9`, sizes `20GiB`, durations `30s`.
+"""Option types for what people write: spans `3:9`, sizes `20GiB`, durations `30s`, `HOST:PORT`.
 
 The parsing itself is in `swarm.values`; here its refusal becomes click's, with the option's name.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from swarm.errors import UsageError
-from swarm.values import parse_duration, parse_size, parse_span
+from swarm.values import parse_duration, parse_host_port, parse_size, parse_span
 
 
 class Parsed(click.ParamType[object]):
@@ -30,3 +30,4 @@ class Parsed(click.ParamType[object]):
 SPAN = Parsed("start:end", parse_span)
 SIZE = Parsed("size", parse_size)  # bytes
 DURATION = Parsed("duration", parse_duration)  # seconds
+HOST_PORT = Parsed("host:port", parse_host_port)

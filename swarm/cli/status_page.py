@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from swarm.cli.output import note, print_json, print_result
-from swarm.cli.params import DURATION, SIZE
+from swarm.cli.params import DURATION, HOST_PORT, SIZE
 from swarm.cli.runtime import run_service
 from swarm.config import find_paths, known_peers_folder
-from swarm.errors import UsageError
 from swarm.lifetime import until_stopped
 
 if TYPE_CHECKING:
@@ -21,7 +20,11 @@ if TYPE_CHECKING:
 @click.command("status-page")
 @click.option("--join", multiple=True, required=True, metavar="ADDRESS", help="A node of the swarm.")
 @click.option(
-    "--listen", default="127.0.0.1:8090", metavar="HOST:PORT", help="Where to serve; port 0 is any."
+    "--listen",
+    type=HOST_PORT,
+    default="127.0.0.1:8090",
+    metavar="HOST:PORT",
+    help="Where to serve; port 0 is any.",
 )
 @click.option(
     "--host",
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON.")
 def command(
     join: tuple[str, ...],
-    listen: str,
+    listen: tuple[str, int],
     hosts: tuple[str, ...],
     database: Path | None,
     database_limit: int,
@@ -68,7 +71,7 @@ def command(
 
     paths = find_paths()
     every_s = canary_every or None
-    host, port = _parse_listen(listen)
+    host, port = listen
     config = StatusPageConfig(
         database=database or paths.state_dir / "status.sqlite",
         host=host,
@@ -111,12 +114,3 @@ async def _serve(
         await page.run(tell, until_stopped(stop, network))
     finally:
         await network.close()
-
-
-def _parse_listen(text: str) -> tuple[str, int]:
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(
-            f"{text!r} is not an address to listen on", "Write HOST:PORT, for example 127.0.0.1:8090."
-        )
-    return host.strip("[]"), int(port)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from swarm.errors import UsageError
 from swarm.security.identity import is_peer_id
-from swarm.values import PeerId
+from swarm.values import PeerId, parse_host_port
 
 _JOIN_FIX = (
     "Copy the whole address a peer prints at its start, like /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
@@ -119,15 +119,15 @@ def _from_multiaddress(text: str) -> Endpoint | None:
 
 
 def _from_host_port(text: str) -> Endpoint | None:
-    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+)):(\d{1,5})", text)
-    if match is None:
+    try:
+        host, port = parse_host_port(text)
+    except UsageError:
         return None
-    host = match[1] or match[2]
     try:
         family = f"ip{ipaddress.ip_address(host).version}"
     except ValueError:
         family = "dns"
-    return Endpoint(family, host, "tcp", int(match[3]))
+    return Endpoint(family, host, "tcp", port)
 
 
 def _host_fits(family: str, host: str) -> bool:
