@@ -81,6 +81,28 @@ def known_peers_folder() -> Path:
     return state_dir() / "peers"
 
 
+def swarm_home() -> str | None:
+    """The one directory for all files of swarm, where the environment names one."""
+    return os.environ.get(HOME_VARIABLE) or None
+
+
+def user_config_root() -> Path:
+    """Where programs of this user, not of swarm alone, have their configuration."""
+    return Path(platformdirs.user_config_dir())
+
+
+def notify_socket() -> str | None:
+    """Where the supervisor that started this program wants to be told how it is, if it does (sd_notify)."""
+    return os.environ.get("NOTIFY_SOCKET")
+
+
+def watchdog_s() -> float | None:
+    """Within how many seconds the supervisor wants a sign of life, again and again; None for never."""
+    limit, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID")
+    is_meant = process in (None, str(os.getpid()))  # and not a program that this one was started by
+    return int(limit) / 1e6 if limit.isdigit() and is_meant else None
+
+
 def software_version() -> str:
     """The installed version, or ``"unknown"`` in a checkout that was never installed."""
     try:

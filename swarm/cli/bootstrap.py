@@ -8,6 +8,7 @@ import click
 from swarm.cli.network_options import NetworkOptions, network_options
 from swarm.cli.output import note, print_json, print_result
 from swarm.cli.runtime import run_service
+from swarm.cli.supervisor import notify
 from swarm.lifetime import until_stopped
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def command(network: NetworkOptions, until_eof: bool, as_json: bool) -> None:
             node = await Libp2pNetwork.start(config, identity)
             watching = asyncio.create_task(_tell_unreachable(node))
             try:
+                notify("READY=1")
                 _tell(identity.peer_id, node.addresses, as_json)
                 await until_stopped(stop, node, [watching])
             finally:

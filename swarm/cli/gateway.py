@@ -12,6 +12,7 @@ from swarm.cli.client_options import ClientFlags, client_options
 from swarm.cli.output import note, print_json, print_result
 from swarm.cli.params import DURATION, HOST_PORT, SIZE
 from swarm.cli.runtime import run_service
+from swarm.cli.supervisor import notify
 from swarm.errors import UsageError
 from swarm.lifetime import until_stopped
 
@@ -128,6 +129,7 @@ async def _serve(
         gateway = Gateway(clients, config)
         stack.push_async_callback(gateway.close)
         url = await gateway.serve()
+        notify("READY=1")
         _tell(url, list(gateway.models), as_json)
         await until_stopped(stop, clients[0].network)
         if running := gateway.gate.running:

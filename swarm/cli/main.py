@@ -30,6 +30,7 @@ COMMANDS = {
     "status": "Show the models of a swarm, their coverage and their peers.",
     "status-page": "Serve a page that shows whether a swarm works, and proves it.",
     "model": "Fetch, check and describe models.",
+    "service": "Let the system keep a peer or a gateway running.",
     "key": "Make or show an identity.",
     "chaos": "Break a small swarm on this machine and see whether a token changes.",
     "doctor": "Check whether this machine is fit to take part.",

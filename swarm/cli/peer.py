@@ -8,6 +8,7 @@ from swarm.cli.network_options import NetworkOptions, network_options
 from swarm.cli.output import note, print_json, print_result, progress
 from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
+from swarm.cli.supervisor import notify
 from swarm.config import find_paths
 from swarm.errors import UsageError
 from swarm.values import Span, parse_span
@@ -84,7 +85,11 @@ def command(
         def on_loading(span: Span, done: int, total: int) -> None:
             show(f"Loading blocks {span}", done, total)
 
-        events = PeerEvents(teller.joined, on_loading, teller.online, teller.leaving, teller.reach)
+        def on_joined(addresses: tuple[str, ...], monitor_port: int) -> None:
+            notify("READY=1")
+            teller.joined(addresses, monitor_port)
+
+        events = PeerEvents(on_joined, on_loading, teller.online, teller.leaving, teller.reach)
         run_service(lambda stop: run_peer(config, identity, events, stop), until_eof=until_eof)
 
 

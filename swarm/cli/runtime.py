@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from swarm import open_files
 from swarm.cli.main import EXIT_TERMINATED
+from swarm.cli.supervisor import keep_watchdog_quiet, notify
 
 Result = TypeVar("Result")
 
@@ -68,7 +69,7 @@ async def interruptible(work: Coroutine[Any, Any, None]) -> bool:
 
 async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], until_eof: bool) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    serving = asyncio.ensure_future(main(stop))
+    serving, alive = asyncio.ensure_future(main(stop)), asyncio.create_task(keep_watchdog_quiet())
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
@@ -83,8 +84,18 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]], until_eof
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not started with nohup
         # shell and system may both tell it, so a second time is no second Ctrl-C
         loop.add_signal_handler(signal.SIGHUP, stop.set)
-    with contextlib.suppress(asyncio.CancelledError):
-        await serving
+    leaving = asyncio.create_task(_tell_leave(stop))
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    finally:
+        alive.cancel()
+        leaving.cancel()
+
+
+async def _tell_leave(stop: asyncio.Event) -> None:
+    await stop.wait()
+    notify("STOPPING=1")
 
 
 def _read_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ import click
 from swarm.cli.output import note, print_json, print_result
 from swarm.cli.params import DURATION, HOST_PORT, SIZE
 from swarm.cli.runtime import run_service
+from swarm.cli.supervisor import notify
 from swarm.config import find_paths, known_peers_folder
 from swarm.lifetime import until_stopped
 
@@ -98,6 +99,7 @@ async def _serve(
     from swarm.status.app import StatusPage
 
     def tell(url: str) -> None:
+        notify("READY=1")
         if as_json:
             print_json({"event": "listening", "url": url})
         else:
