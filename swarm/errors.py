@@ -46,7 +46,7 @@ LossKind = Literal[
     "full",  # it has no room for the session
     "refused",  # it ended the session with another Fault
     "unreached",  # it did not even answer a dial
-    "nonsense",  # it broke the protocol, or answered what are no numbers
+    "nonsense",  # it broke the protocol, or answered what no model computes
     "slow",  # left in time, for another that is much faster
     "leaving",  # left in time, because it said that it goes
 ]

@@ -53,6 +53,7 @@ DEADLINE_FACTOR = 5.0  # over the expected time of a step, beats or no beats
 DEADLINE_FLOOR_S, LONGEST_DEADLINE_S = 20.0, 600.0
 DEEPEST_QUEUE = 100  # that is believed
 LEASE_RTTS, LONGEST_LEASE_S = 4, 3.0  # a far peer's beats may come late by some round trips
+LARGEST_STATE = 1e12  # of a hidden value: from larger ones an honest hop would compute what is no number
 KEEP_ALIVE_S = 15.0  # several times within what a peer tolerates
 
 
@@ -194,8 +195,8 @@ class RemoteHop:
             rows = decode_tensor(reply, output.tokens, self._settings.hidden_size, self._settings.codec)
         except ProtocolError as error:
             raise self._lose("nonsense", str(error)) from error
-        if not torch.isfinite(rows).all():
-            raise self._lose("nonsense", "it answered what are no numbers")
+        if not (rows.abs() <= LARGEST_STATE).all():  # a NaN is not, either
+            raise self._lose("nonsense", "it answered what no model computes")
         return rows
 
     async def _send(self, message: Message, body: bytes = b"") -> None:
