@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
@@ -49,6 +49,7 @@ _CIRCUIT = "/p2p-circuit"
 _P2P_CODE, _CIRCUIT_CODE = b"\xa5\x03", b"\xa2\x02"  # varints of the multiaddress table
 
 OnChannel = Callable[[Channel], Awaitable[None]]
+OwnConnection = Literal["none", "dead", "unknown"]  # what this end has to a neighbor of before a cut
 
 
 class _Control(ControlClient):  # type: ignore[misc]  # hivemind is not typed
@@ -131,6 +132,7 @@ class Node:
         self._opening: set[asyncio.Task[Any]] = set()
         self._incoming: Incoming[Channel] = Incoming(room_for_streams(open_files.limit()))
         self._hanging_up: dict[PeerId, asyncio.Task[None]] = {}
+        self.was_hung_up_on = False  # a neighbor closed all that it had to this node, new and old
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
         self._doors.locate = self._locate
 
@@ -175,9 +177,7 @@ class Node:
 
         Raises `PeerUnreachable` or `ClockSkew`.
         """
-        with _translated(PeerUnreachable, f"{address} does not answer"):
-            await self._doors.check_address(address)
-            await self._control.connect(PeerID.from_base58(address.peer), [multiaddr(address.route)])
+        await self._connect(address)
         asked_at = time.time()
         try:
             welcome = await self._dht.introduce(address.peer)
@@ -188,19 +188,25 @@ class Node:
         if not asked_at - MAX_CLOCK_SKEW_S <= welcome.time <= time.time() + MAX_CLOCK_SKEW_S:
             raise _clock_skew(address)
 
-    async def return_to(self, address: JoinAddress, was_cut_off: bool) -> None:
-        """Meet a node again that was lost: what is dead of before is closed at both ends.
+    async def return_to(self, address: JoinAddress, own_connection: OwnConnection) -> None:
+        """Meet a node again after this one was cut off: what is dead of before is closed, at both ends.
 
-        `was_cut_off`: everybody was lost, so it is dead for sure. Raises as `join`.
+        `own_connection` tells of the one at this end. Raises as `join`.
         """
-        if was_cut_off:
+        if own_connection == "dead":
             await self.hang_up(address.peer, 0.0)
-        else:
+        elif own_connection == "unknown":
             await self.hang_up_dead(address.peer, _ALIVE_TIMEOUT_S)
-        await self.join(address)
+        await self._connect(address)
         if not await say_returned(self, address.peer):
+            self.was_hung_up_on = True
             await self.hang_up(address.peer, 0.0)
-            await self.join(address)
+        await self.join(address)
+
+    async def _connect(self, address: JoinAddress) -> None:
+        with _translated(PeerUnreachable, f"{address} does not answer"):
+            await self._doors.check_address(address)
+            await self._control.connect(PeerID.from_base58(address.peer), [multiaddr(address.route)])
 
     @property
     def behind_s(self) -> float:
