@@ -19,7 +19,7 @@ from swarm.bench.chaos.replies import Question, ask, make_questions, percentile
 from swarm.bench.chaos.stage import Stage, StagedPeer
 from swarm.client.client import Client
 from swarm.client.generation import Generation
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 
 Strategy = Literal["restart", "replay", "spare"]
 
@@ -192,7 +192,7 @@ class _Trial:
 
 
 def _cut_for_a_while(peer: StagedPeer) -> None:
-    peer.link.set_link(Link(cut=True))
+    peer.link.set_link(LinkConditions(cut=True))
     asyncio.get_running_loop().call_later(DOWN_S, peer.link.set_link)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from swarm.bench.chaos.acts import any_one_and_its_replicas, freeze, kill
 from swarm.bench.chaos.scene import Scene
 from swarm.bench.chaos.stage import StagedPeer, joining
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.testing.faults import NodeProcesses
 from swarm.values import Span
 
@@ -36,7 +36,7 @@ async def sleep_and_wake(scene: Scene) -> None:
     sleeper.processes.thaw()
     await _whole_again(scene)
     for other in scene.stage.replicas(sleeper):
-        other.link.set_link(Link(cut=True))
+        other.link.set_link(LinkConditions(cut=True))
         scene.disturbed.add(other)
     await scene.join()
     replies = await scene.ask()

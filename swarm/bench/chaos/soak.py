@@ -20,7 +20,7 @@ from swarm.bench.chaos.scene import References
 from swarm.bench.chaos.stage import EXIT_TIMEOUT_S, Stage, StagedPeer
 from swarm.client.client import Client
 from swarm.errors import SwarmError
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 
 CLIENTS, SESSIONS_AT_ONCE = 2, 4
 QUESTIONS = 8  # different ones, each with its undisturbed reply
@@ -139,7 +139,7 @@ class _Trouble:
         peer.processes.thaw()
 
     async def _cut(self, peer: StagedPeer) -> None:
-        peer.link.set_link(Link(cut=True))
+        peer.link.set_link(LinkConditions(cut=True))
         await asyncio.sleep(self._chance.uniform(*CUT_S))
         peer.link.set_link()
 
