@@ -32,7 +32,7 @@ from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
 from swarm.network.dht import CALL_TIMEOUT_S, Dht, Surroundings
 from swarm.network.incoming import Incoming, room_for_streams
-from swarm.network.knock import Doors
+from swarm.network.probe import AddressBook
 from swarm.network.reachability import locate, say_returned
 from swarm.network.storage import RecordStorage
 from swarm.security.identity import new_identity
@@ -125,7 +125,7 @@ class Node:
     ) -> None:
         self.daemon = daemon
         self._control = control
-        self._doors = Doors(partial(_is_connected, control), partial(_addresses_of, control))
+        self._address_book = AddressBook(partial(_is_connected, control), partial(_addresses_of, control))
         around = Surroundings(self._call, self._heard_of, time.time)
         self._dht = Dht(own, not client, storage, around)
         self._lifetime = contextlib.AsyncExitStack()
@@ -134,7 +134,7 @@ class Node:
         self._hanging_up: dict[PeerId, asyncio.Task[None]] = {}
         self.was_hung_up_on = False  # a neighbor closed all that it had to this node, new and old
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._doors.locate = self._locate
+        self._address_book.locate = self._locate
 
     @classmethod
     async def start(cls, daemon: Daemon, storage: RecordStorage, client: bool) -> "Node":
@@ -205,7 +205,7 @@ class Node:
 
     async def _connect(self, address: JoinAddress) -> None:
         with _translated(PeerUnreachable, f"{address} does not answer"):
-            await self._doors.check_address(address)
+            await self._address_book.check_address(address)
             await self._control.connect(PeerID.from_base58(address.peer), [multiaddr(address.route)])
 
     @property
@@ -299,7 +299,7 @@ class Node:
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
-        routes = await self._doors.find(peer)
+        routes = await self._address_book.find(peer)
         opening = asyncio.create_task(self._open_stream(peer, protocol, routes))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
@@ -328,7 +328,7 @@ class Node:
         if routes:
             await self._control.connect(PeerID.from_base58(peer), [multiaddr(route) for route in routes])
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
-        await self._doors.met(peer)
+        await self._address_book.met(peer)
         return reader, self._end(peer, writer)
 
     def _end(self, peer: PeerId, writer: asyncio.StreamWriter) -> _StreamEnd:
@@ -363,13 +363,13 @@ class Node:
         return await self._dht.fetch(key)
 
     async def _call(self, peer: PeerId, request: bytes) -> bytes:
-        """Ask a node of the directory, and knock before p2pd is let dial it."""
-        await self._doors.check(peer)
+        """Ask a node of the directory, which is probed before p2pd may dial it."""
+        await self._address_book.check(peer)
         with _translated(PeerUnreachable, f"Peer {peer} does not answer"):
             answer: bytes = await self._control.call_unary_handler(
                 PeerID.from_base58(peer), DIRECTORY_PROTOCOL, request
             )
-        await self._doors.met(peer)
+        await self._address_book.met(peer)
         return answer
 
     async def _on_request(self, raw: bytes, peer: PeerID) -> bytes:
@@ -390,7 +390,7 @@ class Node:
 
     def _heard_of(self, record: AnyRecord) -> None:
         if isinstance(record, PeerRecord):
-            self._doors.heard_of(record)
+            self._address_book.heard_of(record)
 
 
 async def _is_connected(control: ControlClient, peer: PeerId) -> bool:

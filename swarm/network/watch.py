@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swarm.network.addresses import JoinAddress, endpoint_of, usable
-from swarm.network.knock import knock
 from swarm.network.links import changes, has_public, interfaces
+from swarm.network.probe import probe
 from swarm.network.rejoin import Backoff, KnownPeer
 from swarm.values import PeerId
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 PINGS_PER_ROUND = 3
 PING_TIMEOUT_S = 2.0
-PROBE_TIMEOUT_S = 1.0  # after a change of links, when waiting costs a reply
+ALIVE_TIMEOUT_S = 1.0  # after a change of links, when waiting costs a reply
 MOST_PROBED = 8
 CONNECTIONS_LIVE_S = 3.0  # without a link; TCP then waits too long before it tries again
 JUST_BEGUN_S = 2.0  # a change of links that was mended before the system told of it
-KNOCK_EVERY_S = 1.0  # while nobody answers
-KNOCK_TIMEOUT_S = 1.0
+PROBE_EVERY_S = 1.0  # while nobody answers
+PROBE_TIMEOUT_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -150,10 +150,10 @@ class Watch:
         if self._is_cut_off and not any(endpoint and endpoint.is_loopback for endpoint in endpoints):
             return False
         probed = [peer for peer in connected if peer in known][:MOST_PROBED]
-        return any(await asyncio.gather(*(node.is_alive(peer, PROBE_TIMEOUT_S) for peer in probed)))
+        return any(await asyncio.gather(*(node.is_alive(peer, ALIVE_TIMEOUT_S) for peer in probed)))
 
     async def _find_back(self) -> None:
-        """Knock at everybody known until somebody answers, and join."""
+        """Probe everybody known until somebody answers, and join."""
         told = False
         while candidates := self._hooks.candidates():
             node = await self._hooks.node()
@@ -171,7 +171,7 @@ class Watch:
             if not told:
                 _log.warning("Nobody of the swarm answers; trying again every second")
                 told = True
-            if await _happens(self._moved, KNOCK_EVERY_S):
+            if await _happens(self._moved, PROBE_EVERY_S):
                 self._moved.clear()
 
     async def _ping_some(self, node: "Node") -> None:
@@ -201,10 +201,10 @@ class Watch:
 
 
 async def _anybody_there(candidates: tuple[JoinAddress, ...]) -> bool:
-    """Whether joining is worth a try: somebody answers, or is reached in a way that cannot be knocked at."""
+    """Whether joining is worth a try: somebody answers, or is reached in a way that cannot be probed."""
     endpoints = [endpoint_of(address.route) for address in candidates]
     tcp = [each for each in endpoints if each is not None and each.transport == "tcp"]
-    return len(tcp) < len(endpoints) or await knock(tcp, KNOCK_TIMEOUT_S) is None
+    return len(tcp) < len(endpoints) or await probe(tcp, PROBE_TIMEOUT_S) is None
 
 
 async def _happens(event: asyncio.Event, within_s: float) -> bool:
