@@ -18,7 +18,6 @@ from swarm.security.identity import Identity
 from swarm.values import ModelDigest, Span
 from swarm.wire.records import AnyRecord, ModelRecord, PeerRecord, Snapshot, seal
 
-WITHDRAWN_LIFE_S = 10.0
 MAX_SPONSORS = 8
 COUNT_SPONSORS_EVERY_S = 30.0
 
@@ -57,7 +56,6 @@ class OwnDirectory(Directory):
     def __init__(self, network: Network, identity: Identity, now: Callable[[], float]) -> None:
         super().__init__(network, now)
         self._identity = identity
-        self._last_expiry = 0.0
         self._is_sponsor = False
         self._sponsors_counted_at = -COUNT_SPONSORS_EVERY_S
 
@@ -66,16 +64,14 @@ class OwnDirectory(Directory):
 
         False when the directory refused it. Raises `NetworkError` when it does not answer.
         """
-        self._last_expiry = max(self._last_expiry, record.expires_at)
         return await self._publish(record)
 
     async def withdraw(self, record: PeerRecord) -> bool:
-        """Replace this peer's record by one that says it is leaving, and that ends as soon as it can.
+        """Replace this peer's record by one that says it is leaving, and ends with its life.
 
-        A node of the DHT keeps what expires last, so the last word has to outlive the one before.
+        A node that is not told keeps the record of before for that long, and this word must outlive it.
         """
-        expires_at = max(self._now() + WITHDRAWN_LIFE_S, self._last_expiry + 0.001)
-        return await self._publish(structs.replace(record, state="draining", expires_at=expires_at))
+        return await self._publish(structs.replace(record, state="draining"))
 
     async def announce_model(self, record: ModelRecord) -> bool:
         """Sponsor a model, unless eight others say the same of it. Whether this node now sponsors it.

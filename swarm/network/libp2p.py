@@ -49,7 +49,7 @@ from swarm.wire.reach import REACH_PROTOCOL
 from swarm.wire.records import AnyRecord
 
 if TYPE_CHECKING:
-    from swarm.network.node import Node
+    from swarm.network.node import Node, OwnConnection
 
 _JOIN_TIMEOUT_S = 8.0
 _JOIN_GRACE_S = 1.0  # for the slower addresses once one has answered
@@ -104,7 +104,7 @@ class Libp2pNetwork:
             client=config.client,
             startup_timeout_s=config.startup_timeout_s,
         )
-        self._is_restart_wanted = self._is_restarted = False
+        self._is_restart_wanted = self._is_restarted = self._is_cut_off = False
         self._peer_list = config.peer_list
         self._known: PeerList = load_peer_list(config.peer_list, self._configured) if config.peer_list else ()
         self._handlers: dict[str, Handler] = {}
@@ -377,9 +377,19 @@ class Libp2pNetwork:
         await node.daemon.stop()
         await self._running_node()
 
-    async def _restart_after_cut(self, is_behind_router: bool) -> None:
+    async def _restart_after_cut(self, is_behind_router: bool) -> bool:
+        """A new p2pd, on another network perhaps; whether it has joined."""
         options = self._reach.relayed(self._options) if is_behind_router else self._options
-        await self._restart_with(options)
+        self._is_cut_off = True
+        try:
+            await self._restart_with(options)
+        finally:
+            self._is_cut_off = False
+        node = await self._running_node()
+        if node.was_hung_up_on and options.relays:  # they have dropped what they had granted it, too
+            await self._restart_with(options)
+            node = await self._running_node()
+        return bool(node.neighbors())
 
     async def _reach_changed(self) -> None:
         self._addresses = usable(await (await self._running_node()).addresses())
@@ -403,14 +413,17 @@ class Libp2pNetwork:
             _log.warning("The network daemon p2pd could not be started again: %s", error)
             return
         try:
-            await self._join(node, self._candidates(), grace_s=_REJOIN_GRACE_S)
+            meet = partial(node.return_to, own_connection="none") if self._is_cut_off else node.join
+            await self._join(node, self._candidates(), _REJOIN_GRACE_S, meet)
         finally:
             self._up.set()  # not before: whom it has joined it can find
         with contextlib.suppress(NetworkError):
             await node.explore()
 
-    async def _return_to(self, node: "Node", addresses: tuple[JoinAddress, ...], was_cut_off: bool) -> bool:
-        meet = partial(node.return_to, was_cut_off=was_cut_off)
+    async def _return_to(
+        self, node: "Node", addresses: tuple[JoinAddress, ...], own_connection: "OwnConnection"
+    ) -> bool:
+        meet = partial(node.return_to, own_connection=own_connection)
         return len(await self._join(node, addresses, _REJOIN_GRACE_S, meet)) < len(addresses)
 
     async def _saw(self, node: "Node", seen: list[KnownPeer]) -> None:

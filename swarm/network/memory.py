@@ -27,8 +27,8 @@ _WINDOW_BYTES = 1024 * 1024  # under way or unread before a writer has to wait, 
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One direction between two nodes."""
+class LinkConditions:
+    """What one direction between two nodes does to what is sent on it."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0  # up to this much more, evenly; never reorders
@@ -44,8 +44,8 @@ class MemorySwarm:
     def __init__(self, seed: int, now: Callable[[], float] = time.time) -> None:
         self.now = now
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self._default_link = Link()
-        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._default_link = LinkConditions()
+        self._links: dict[tuple[PeerId, PeerId], LinkConditions] = {}
         self._frozen: dict[PeerId, asyncio.Event] = {}  # set when it thaws
         self._nodes: dict[PeerId, MemoryNetwork] = {}
         self._pipes: set[_Pipe] = set()
@@ -60,17 +60,17 @@ class MemorySwarm:
         self._nodes[identity.peer_id] = node
         return node
 
-    def set_default_link(self, link: Link) -> None:
+    def set_default_link(self, link: LinkConditions) -> None:
         """The link between any two nodes that have none of their own."""
         self._default_link = link
         self._apply()
 
-    def set_link(self, source: PeerId, target: PeerId, link: Link) -> None:
+    def set_link(self, source: PeerId, target: PeerId, link: LinkConditions) -> None:
         """Change one direction between two nodes."""
         self._links[source, target] = link
         self._apply()
 
-    def set_links(self, one: PeerId, other: PeerId, link: Link) -> None:
+    def set_links(self, one: PeerId, other: PeerId, link: LinkConditions) -> None:
         """Change both directions between two nodes."""
         self._links[one, other] = self._links[other, one] = link
         self._apply()
@@ -90,7 +90,7 @@ class MemorySwarm:
         """The node dies as a killed process does; its records stay until they expire."""
         await self._nodes[peer].kill()
 
-    def link(self, source: PeerId, target: PeerId) -> Link:
+    def link(self, source: PeerId, target: PeerId) -> LinkConditions:
         """How one direction is now; a frozen end stalls it."""
         link = self._links.get((source, target), self._default_link)
         return replace(link, stalled=True) if source in self._frozen or target in self._frozen else link
@@ -100,7 +100,7 @@ class MemorySwarm:
         if peer in self._frozen:
             await self._frozen[peer].wait()
 
-    def delay_s(self, link: Link) -> float:
+    def delay_s(self, link: LinkConditions) -> float:
         """How long the next bytes take over a link."""
         return link.delay_s + link.jitter_s * self._random.random()
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
@@ -32,7 +32,7 @@ from swarm.network.channel import Channel, Reader, Writer
 from swarm.network.daemon import Daemon
 from swarm.network.dht import CALL_TIMEOUT_S, Dht, Surroundings
 from swarm.network.incoming import Incoming, room_for_streams
-from swarm.network.knock import Doors
+from swarm.network.probe import AddressBook
 from swarm.network.reachability import locate, say_returned
 from swarm.network.storage import RecordStorage
 from swarm.security.identity import new_identity
@@ -49,6 +49,7 @@ _CIRCUIT = "/p2p-circuit"
 _P2P_CODE, _CIRCUIT_CODE = b"\xa5\x03", b"\xa2\x02"  # varints of the multiaddress table
 
 OnChannel = Callable[[Channel], Awaitable[None]]
+OwnConnection = Literal["none", "dead", "unknown"]  # what this end has to a neighbor of before a cut
 
 
 class _Control(ControlClient):  # type: ignore[misc]  # hivemind is not typed
@@ -124,15 +125,16 @@ class Node:
     ) -> None:
         self.daemon = daemon
         self._control = control
-        self._doors = Doors(partial(_is_connected, control), partial(_addresses_of, control))
+        self._address_book = AddressBook(partial(_is_connected, control), partial(_addresses_of, control))
         around = Surroundings(self._call, self._heard_of, time.time)
         self._dht = Dht(own, not client, storage, around)
         self._lifetime = contextlib.AsyncExitStack()
         self._opening: set[asyncio.Task[Any]] = set()
         self._incoming: Incoming[Channel] = Incoming(room_for_streams(open_files.limit()))
         self._hanging_up: dict[PeerId, asyncio.Task[None]] = {}
+        self.was_hung_up_on = False  # a neighbor closed all that it had to this node, new and old
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._doors.locate = self._locate
+        self._address_book.locate = self._locate
 
     @classmethod
     async def start(cls, daemon: Daemon, storage: RecordStorage, client: bool) -> "Node":
@@ -175,9 +177,7 @@ class Node:
 
         Raises `PeerUnreachable` or `ClockSkew`.
         """
-        with _translated(PeerUnreachable, f"{address} does not answer"):
-            await self._doors.check_address(address)
-            await self._control.connect(PeerID.from_base58(address.peer), [multiaddr(address.route)])
+        await self._connect(address)
         asked_at = time.time()
         try:
             welcome = await self._dht.introduce(address.peer)
@@ -188,19 +188,25 @@ class Node:
         if not asked_at - MAX_CLOCK_SKEW_S <= welcome.time <= time.time() + MAX_CLOCK_SKEW_S:
             raise _clock_skew(address)
 
-    async def return_to(self, address: JoinAddress, was_cut_off: bool) -> None:
-        """Meet a node again that was lost: what is dead of before is closed at both ends.
+    async def return_to(self, address: JoinAddress, own_connection: OwnConnection) -> None:
+        """Meet a node again after this one was cut off: what is dead of before is closed, at both ends.
 
-        `was_cut_off`: everybody was lost, so it is dead for sure. Raises as `join`.
+        `own_connection` tells of the one at this end. Raises as `join`.
         """
-        if was_cut_off:
+        if own_connection == "dead":
             await self.hang_up(address.peer, 0.0)
-        else:
+        elif own_connection == "unknown":
             await self.hang_up_dead(address.peer, _ALIVE_TIMEOUT_S)
-        await self.join(address)
+        await self._connect(address)
         if not await say_returned(self, address.peer):
+            self.was_hung_up_on = True
             await self.hang_up(address.peer, 0.0)
-            await self.join(address)
+        await self.join(address)
+
+    async def _connect(self, address: JoinAddress) -> None:
+        with _translated(PeerUnreachable, f"{address} does not answer"):
+            await self._address_book.check_address(address)
+            await self._control.connect(PeerID.from_base58(address.peer), [multiaddr(address.route)])
 
     @property
     def behind_s(self) -> float:
@@ -293,7 +299,7 @@ class Node:
 
     async def open_channel(self, peer: PeerId, protocol: str) -> Channel:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
-        routes = await self._doors.find(peer)
+        routes = await self._address_book.find(peer)
         opening = asyncio.create_task(self._open_stream(peer, protocol, routes))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
@@ -322,7 +328,7 @@ class Node:
         if routes:
             await self._control.connect(PeerID.from_base58(peer), [multiaddr(route) for route in routes])
         _, reader, writer = await self._control.stream_open(PeerID.from_base58(peer), (protocol,))
-        await self._doors.met(peer)
+        await self._address_book.met(peer)
         return reader, self._end(peer, writer)
 
     def _end(self, peer: PeerId, writer: asyncio.StreamWriter) -> _StreamEnd:
@@ -357,13 +363,13 @@ class Node:
         return await self._dht.fetch(key)
 
     async def _call(self, peer: PeerId, request: bytes) -> bytes:
-        """Ask a node of the directory, and knock before p2pd is let dial it."""
-        await self._doors.check(peer)
+        """Ask a node of the directory, which is probed before p2pd may dial it."""
+        await self._address_book.check(peer)
         with _translated(PeerUnreachable, f"Peer {peer} does not answer"):
             answer: bytes = await self._control.call_unary_handler(
                 PeerID.from_base58(peer), DIRECTORY_PROTOCOL, request
             )
-        await self._doors.met(peer)
+        await self._address_book.met(peer)
         return answer
 
     async def _on_request(self, raw: bytes, peer: PeerID) -> bytes:
@@ -384,7 +390,7 @@ class Node:
 
     def _heard_of(self, record: AnyRecord) -> None:
         if isinstance(record, PeerRecord):
-            self._doors.heard_of(record)
+            self._address_book.heard_of(record)
 
 
 async def _is_connected(control: ControlClient, peer: PeerId) -> bool:

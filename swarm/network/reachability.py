@@ -15,8 +15,8 @@ from typing import Protocol
 from swarm.errors import NetworkError, ProtocolError
 from swarm.network.addresses import Endpoint, endpoint_of
 from swarm.network.channel import Channel
-from swarm.network.knock import knock
 from swarm.network.links import Interface, is_on_link
+from swarm.network.probe import probe
 from swarm.security.identity import is_peer_id
 from swarm.values import PeerId
 from swarm.wire.reach import (
@@ -230,8 +230,8 @@ class ReachServer:
 
 
 async def _answers_at(lines: Lines, endpoint: Endpoint, peer: PeerId) -> bool:
-    """Whether that very peer answers at an endpoint. A knock comes first: it is cheap and leaves nothing."""
-    if await knock([endpoint], DIAL_TIMEOUT_S) is not None:
+    """Whether that very peer answers at an endpoint. A probe comes first: it is cheap and leaves nothing."""
+    if await probe([endpoint], DIAL_TIMEOUT_S) is not None:
         return False
     try:
         async with asyncio.timeout(DIAL_TIMEOUT_S):

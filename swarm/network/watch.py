@@ -16,21 +16,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swarm.network.addresses import JoinAddress, endpoint_of, usable
-from swarm.network.knock import knock
 from swarm.network.links import changes, has_public, interfaces
+from swarm.network.probe import probe
 from swarm.network.rejoin import Backoff, KnownPeer
 from swarm.values import PeerId
 
 if TYPE_CHECKING:
-    from swarm.network.node import Node
+    from swarm.network.node import Node, OwnConnection
 
 PINGS_PER_ROUND = 3
 PING_TIMEOUT_S = 2.0
-PROBE_TIMEOUT_S = 1.0  # after a change of links, when waiting costs a reply
+ALIVE_TIMEOUT_S = 1.0  # after a change of links, when waiting costs a reply
 MOST_PROBED = 8
 CONNECTIONS_LIVE_S = 3.0  # without a link; TCP then waits too long before it tries again
-KNOCK_EVERY_S = 1.0  # while nobody answers
-KNOCK_TIMEOUT_S = 1.0
+JUST_BEGUN_S = 2.0  # a change of links that was mended before the system told of it
+PROBE_EVERY_S = 1.0  # while nobody answers
+PROBE_TIMEOUT_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ class WatchHooks:
     """What is used of network/libp2p."""
 
     node: Callable[[], Awaitable["Node"]]  # raises `NetworkError` when this node has left
-    return_to: Callable[["Node", tuple[JoinAddress, ...], bool], Awaitable[bool]]  # whether one answered
-    restart: Callable[[bool], Awaitable[None]]  # p2pd, which joins again; whether behind a router now
+    return_to: Callable[["Node", tuple[JoinAddress, ...], "OwnConnection"], Awaitable[bool]]
+    restart: Callable[[bool], Awaitable[bool]]  # whether it is behind a router now; whether it has joined
     candidates: Callable[[], tuple[JoinAddress, ...]]
     configured: tuple[JoinAddress, ...]
     is_relayed: Callable[[], bool]
@@ -61,6 +62,7 @@ class Watch:
         self._moved = asyncio.Event()  # this machine has an address that it had not a moment ago
         self._is_cut_off = False  # no connection of before can have lived on
         self._interfaces = interfaces()  # when p2pd was started, which is slow to see that they change
+        self._begun_anew_at = float("-inf")
         self._backoff, self._attempt, self._due = Backoff(first_s=interval_s), 0, 0.0
 
     async def run(self) -> None:
@@ -103,7 +105,7 @@ class Watch:
             await self._find_back()
         elif missing := self._missing(node):
             if _now() >= self._due:
-                await self._hooks.return_to(node, missing, False)
+                await self._hooks.return_to(node, missing, "unknown")
                 self._due = _now() + self._backoff.delay_s(self._attempt, self._random.random())
                 self._attempt += 1
         else:
@@ -119,21 +121,27 @@ class Watch:
 
     async def _come_back(self) -> None:
         self._moved.clear()
+        if _now() - self._begun_anew_at < JUST_BEGUN_S and interfaces() == self._interfaces:
+            return
         _log.info("This machine's addresses have changed")
-        node = await self._hooks.node()
         candidates = self._hooks.candidates()
-        if candidates and not await self._any_alive(node):
-            # Dead connections are told of before the new p2pd makes others: one that relays would close
-            # those, too, and with them what it has granted.
-            self.is_away = True
-            if await _anybody_there(candidates):
-                await self._hooks.return_to(node, candidates, True)
-            await self._restart()
-            self.is_away = False
-            if not (await self._hooks.node()).neighbors():
-                await self._find_back()
-                return
-        self._hooks.came_back()
+        if (
+            not candidates
+            or await self._any_alive(await self._hooks.node())
+            or (await _anybody_there(candidates) and await self._begin_anew())
+        ):
+            self._hooks.came_back()
+        else:
+            await self._find_back()
+
+    async def _begin_anew(self) -> bool:
+        """Start a new p2pd; whether it has joined."""
+        self.is_away = True
+        before, self._interfaces = self._interfaces, interfaces()
+        is_behind_router = has_public(before) and not has_public(self._interfaces)
+        has_joined = await self._hooks.restart(is_behind_router)
+        self.is_away, self._begun_anew_at = False, _now()
+        return has_joined
 
     async def _any_alive(self, node: "Node") -> bool:
         """Whether a neighbor answers on the connection of before."""
@@ -142,22 +150,18 @@ class Watch:
         if self._is_cut_off and not any(endpoint and endpoint.is_loopback for endpoint in endpoints):
             return False
         probed = [peer for peer in connected if peer in known][:MOST_PROBED]
-        return any(await asyncio.gather(*(node.is_alive(peer, PROBE_TIMEOUT_S) for peer in probed)))
+        return any(await asyncio.gather(*(node.is_alive(peer, ALIVE_TIMEOUT_S) for peer in probed)))
 
     async def _find_back(self) -> None:
-        """Knock at everybody known until somebody answers, and join."""
+        """Probe everybody known until somebody answers, and join."""
         told = False
         while candidates := self._hooks.candidates():
             node = await self._hooks.node()
             if await _anybody_there(candidates):
-                self.is_away = True
-                is_back = await self._hooks.return_to(node, candidates, True)
-                # p2pd refuses to dial for a while what it could not reach, and never asks such a relay again
-                has_moved = interfaces() != self._interfaces
-                if not is_back or has_moved or self._hooks.is_relayed():
-                    await self._restart()
-                self.is_away = False
-                if is_back:
+                # p2pd is slow to see other addresses, and never again asks a relay that it could not reach
+                begins_anew = self._hooks.is_relayed() or interfaces() != self._interfaces
+                is_back = not begins_anew and await self._hooks.return_to(node, candidates, "dead")
+                if is_back or await self._begin_anew():
                     _log.info("Back in the swarm")
                     self._hooks.came_back()
                     await (await self._hooks.node()).explore()
@@ -167,13 +171,8 @@ class Watch:
             if not told:
                 _log.warning("Nobody of the swarm answers; trying again every second")
                 told = True
-            if await _happens(self._moved, KNOCK_EVERY_S):
+            if await _happens(self._moved, PROBE_EVERY_S):
                 self._moved.clear()
-
-    async def _restart(self) -> None:
-        before, self._interfaces = self._interfaces, interfaces()
-        is_behind_router = has_public(before) and not has_public(self._interfaces)
-        await self._hooks.restart(is_behind_router)
 
     async def _ping_some(self, node: "Node") -> None:
         neighbors = list(node.neighbors())
@@ -202,10 +201,10 @@ class Watch:
 
 
 async def _anybody_there(candidates: tuple[JoinAddress, ...]) -> bool:
-    """Whether joining is worth a try: somebody answers, or is reached in a way that cannot be knocked at."""
+    """Whether joining is worth a try: somebody answers, or is reached in a way that cannot be probed."""
     endpoints = [endpoint_of(address.route) for address in candidates]
     tcp = [each for each in endpoints if each is not None and each.transport == "tcp"]
-    return len(tcp) < len(endpoints) or await knock(tcp, KNOCK_TIMEOUT_S) is None
+    return len(tcp) < len(endpoints) or await probe(tcp, PROBE_TIMEOUT_S) is None
 
 
 async def _happens(event: asyncio.Event, within_s: float) -> bool:

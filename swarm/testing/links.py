@@ -1,7 +1,7 @@
 """A link emulator: a TCP proxy in front of a peer that announces only the proxy's address.
 
 Delay, jitter, bandwidth, stall, cut and one-way blackhole, each direction for itself, changeable at
-any time and with seeded chance. The same `Link` describes a link in memory. Knows bytes and
+any time and with seeded chance. The same `LinkConditions` describes a link in memory. Knows bytes and
 connections, nothing of what they mean. What the peer itself dials does not pass through it.
 """
 
@@ -12,9 +12,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Self
 
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 
-CLEAR = Link()
+CLEAR = LinkConditions()
 HOST = "127.0.0.1"
 
 _CHUNK_BYTES = 64 * 1024
@@ -51,7 +51,7 @@ class LinkEmulator:
         """How many are open through it now."""
         return len(self._connections)
 
-    def set_link(self, to_peer: Link = CLEAR, from_peer: Link = CLEAR) -> None:
+    def set_link(self, to_peer: LinkConditions = CLEAR, from_peer: LinkConditions = CLEAR) -> None:
         """Change both directions. A connection that lost bytes does not survive the end of the loss."""
         healed = (self._to_peer.link.blackhole and not to_peer.blackhole) or (
             self._from_peer.link.blackhole and not from_peer.blackhole
@@ -111,7 +111,7 @@ class _Direction:
         self._flowing = asyncio.Event()
         self._flowing.set()
 
-    def change(self, link: Link) -> None:
+    def change(self, link: LinkConditions) -> None:
         self.link = link
         if link.stalled:
             self._flowing.clear()

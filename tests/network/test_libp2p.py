@@ -28,7 +28,7 @@ from swarm.errors import (
 from swarm.network.addresses import parse_join_address
 from swarm.network.channel import Channel
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.network.node import Node, multiaddr, readable
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.links import LinkEmulator
@@ -432,7 +432,7 @@ async def _time_until_back(link: LinkEmulator, client: Libp2pNetwork, server: Li
     """Cut the link, try to get through, and make it whole again; gives the seconds until one gets through."""
     channel = await client.open_channel(server.peer_id, ECHO, OPEN_S)
     await asyncio.sleep(1.0)  # whom p2pd asks in the very moment of the cut it dials again
-    link.set_link(Link(cut=True))
+    link.set_link(LinkConditions(cut=True))
     with pytest.raises(ChannelClosed):
         await channel.receive()
     channel.close()

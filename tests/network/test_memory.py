@@ -7,7 +7,7 @@ import pytest
 
 from swarm.errors import ChannelClosed, NetworkError, PeerUnreachable
 from swarm.network.channel import Channel
-from swarm.network.memory import Link, MemoryNetwork, MemorySwarm
+from swarm.network.memory import LinkConditions, MemoryNetwork, MemorySwarm
 from swarm.security.identity import Identity, new_identity
 from swarm.testing.clock import run_virtual
 from swarm.wire.messages import Ping
@@ -62,8 +62,8 @@ async def silence(channel: Channel, for_s: float = 60) -> None:
 
 def test_delay_is_added_in_each_direction() -> None:
     async def act(scene: Scene) -> None:
-        scene.swarm.set_link(CLIENT.peer_id, SERVER.peer_id, Link(delay_s=0.03))
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link(delay_s=0.01))
+        scene.swarm.set_link(CLIENT.peer_id, SERVER.peer_id, LinkConditions(delay_s=0.03))
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions(delay_s=0.01))
         channel = await scene.open()
         assert asyncio.get_running_loop().time() == pytest.approx(0.04)
         assert await scene.round_trip_s(channel) == pytest.approx(0.04)
@@ -74,7 +74,7 @@ def test_delay_is_added_in_each_direction() -> None:
 def test_jitter_is_repeatable_and_never_reorders() -> None:
     async def arrivals(seed: int) -> list[tuple[float, object]]:
         scene = Scene(seed)
-        scene.swarm.set_default_link(Link(delay_s=0.01, jitter_s=0.05))
+        scene.swarm.set_default_link(LinkConditions(delay_s=0.01, jitter_s=0.05))
         channel = await scene.open()
         for number in range(20):
             await channel.send(Ping(id=number))
@@ -92,12 +92,12 @@ def test_jitter_is_repeatable_and_never_reorders() -> None:
 def test_cut_link_closes_channels_and_refuses_new_ones_until_it_is_mended() -> None:
     async def act(scene: Scene) -> None:
         channel = await scene.open()
-        scene.swarm.set_links(CLIENT.peer_id, SERVER.peer_id, Link(cut=True))
+        scene.swarm.set_links(CLIENT.peer_id, SERVER.peer_id, LinkConditions(cut=True))
         with pytest.raises(ChannelClosed):
             await channel.receive()
         with pytest.raises(PeerUnreachable, match="cut"):
             await scene.open()
-        scene.swarm.set_links(CLIENT.peer_id, SERVER.peer_id, Link())
+        scene.swarm.set_links(CLIENT.peer_id, SERVER.peer_id, LinkConditions())
         await scene.round_trip_s(await scene.open())
 
     play(act)
@@ -106,10 +106,10 @@ def test_cut_link_closes_channels_and_refuses_new_ones_until_it_is_mended() -> N
 def test_stalled_link_delivers_everything_when_it_is_over() -> None:
     async def act(scene: Scene) -> None:
         channel = await scene.open()
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link(stalled=True))
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions(stalled=True))
         await channel.send(Ping(id=1))
         await silence(channel)
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link())
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions())
         assert (await channel.receive()).message == Ping(id=1)
 
     play(act)
@@ -118,10 +118,10 @@ def test_stalled_link_delivers_everything_when_it_is_over() -> None:
 def test_black_hole_swallows_one_direction_for_good() -> None:
     async def act(scene: Scene) -> None:
         channel = await scene.open()
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link(blackhole=True))
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions(blackhole=True))
         await channel.send(Ping(id=1))
         await silence(channel)
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link())
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions())
         await channel.send(Ping(id=2))
         await silence(channel)
         await scene.round_trip_s(await scene.open())
@@ -132,7 +132,7 @@ def test_black_hole_swallows_one_direction_for_good() -> None:
 def test_death_behind_a_black_hole_is_not_noticed() -> None:
     async def act(scene: Scene) -> None:
         channel = await scene.open()
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link(blackhole=True))
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions(blackhole=True))
         await scene.swarm.kill(SERVER.peer_id)
         await silence(channel)
 
@@ -141,7 +141,7 @@ def test_death_behind_a_black_hole_is_not_noticed() -> None:
 
 def test_opening_over_a_silent_link_ends_at_the_timeout() -> None:
     async def act(scene: Scene) -> None:
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link(blackhole=True))
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions(blackhole=True))
         with pytest.raises(PeerUnreachable, match="10 s"):
             await scene.open()
         assert asyncio.get_running_loop().time() == 10
@@ -193,7 +193,7 @@ def test_a_node_killed_while_its_answer_is_under_way_serves_nobody() -> None:
             started.append(channel)
 
         await scene.server.serve("/note", note)
-        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, Link(delay_s=1))
+        scene.swarm.set_link(SERVER.peer_id, CLIENT.peer_id, LinkConditions(delay_s=1))
         opening = asyncio.create_task(scene.client.open_channel(SERVER.peer_id, "/note", 10))
         await asyncio.sleep(0.5)
         await scene.swarm.kill(SERVER.peer_id)

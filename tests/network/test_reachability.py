@@ -9,9 +9,9 @@ import pytest
 from swarm.errors import ChannelClosed, MalformedMessage
 from swarm.network.addresses import Endpoint, usable
 from swarm.network.channel import Channel
-from swarm.network.knock import GREETING
 from swarm.network.links import is_on_link
 from swarm.network.memory import MemorySwarm
+from swarm.network.probe import GREETING
 from swarm.network.reachability import (
     MOST_AT_ONCE_EACH,
     ReachServer,

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.testing.links import HOST, LinkEmulator
 
 QUIET_S = 0.2  # long enough to tell that nothing comes
@@ -75,7 +75,7 @@ async def test_bytes_pass_both_ways_and_so_does_the_end():
 async def test_a_delay_counts_in_the_direction_it_was_set_for(direction):
     async with emulated() as emulator:
         reader, writer = await connect(emulator)
-        emulator.set_link(**{direction: Link(delay_s=0.5)})
+        emulator.set_link(**{direction: LinkConditions(delay_s=0.5)})
         assert 0.5 <= await quickest(lambda: round_trip(reader, writer), 1.0) < 1.0
         emulator.set_link()
         assert await quickest(lambda: round_trip(reader, writer), 0.5) < 0.5
@@ -84,7 +84,7 @@ async def test_a_delay_counts_in_the_direction_it_was_set_for(direction):
 async def test_delayed_bytes_travel_together_and_in_order():
     async with emulated() as emulator:
         reader, writer = await connect(emulator)
-        emulator.set_link(to_peer=Link(delay_s=0.1, jitter_s=0.05))
+        emulator.set_link(to_peer=LinkConditions(delay_s=0.1, jitter_s=0.05))
 
         async def travel():
             started_at = time.monotonic()
@@ -100,7 +100,7 @@ async def test_delayed_bytes_travel_together_and_in_order():
 async def test_bandwidth_is_shared_out_by_the_byte():
     async with emulated() as emulator:
         reader, writer = await connect(emulator)
-        emulator.set_link(to_peer=Link(rate_bytes_per_s=500_000))
+        emulator.set_link(to_peer=LinkConditions(rate_bytes_per_s=500_000))
         measure = lambda: round_trip(reader, writer, b"x" * 100_000)  # noqa: E731
         assert 0.19 <= await quickest(measure, 1.0) < 1.0
 
@@ -108,7 +108,7 @@ async def test_bandwidth_is_shared_out_by_the_byte():
 async def test_a_stall_holds_bytes_back_until_it_is_over():
     async with emulated() as emulator:
         reader, writer = await connect(emulator)
-        emulator.set_link(to_peer=Link(stalled=True))
+        emulator.set_link(to_peer=LinkConditions(stalled=True))
         writer.write(b"hello")
         assert await is_silent(reader)
         emulator.set_link()
@@ -121,7 +121,7 @@ async def test_a_connection_that_lost_bytes_in_a_blackhole_breaks_when_it_closes
         reader, writer = await connect(emulator)
         untouched, _ = await connect(emulator)
         await round_trip(reader, writer)
-        emulator.set_link(**{direction: Link(blackhole=True)})
+        emulator.set_link(**{direction: LinkConditions(blackhole=True)})
         writer.write(b"hello")
         assert await is_silent(reader)
         emulator.set_link()
@@ -133,7 +133,7 @@ async def test_a_connection_that_lost_bytes_in_a_blackhole_breaks_when_it_closes
 async def test_a_cut_breaks_what_is_open_and_refuses_what_is_new():
     async with emulated() as emulator:
         reader, _ = await connect(emulator)
-        emulator.set_link(to_peer=Link(cut=True))
+        emulator.set_link(to_peer=LinkConditions(cut=True))
         with pytest.raises(ConnectionResetError):
             await reader.readexactly(1)
         reader, writer = await connect(emulator)

@@ -9,7 +9,7 @@ from swarm.client.chat import ConversationState
 from swarm.client.client import ClientOptions
 from swarm.errors import NoRoute
 from swarm.model.compute import InlineCompute
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
 
@@ -149,7 +149,7 @@ def test_what_some_peers_have_not_got_yet_is_not_taken_for_held(virtual_swarm):
             conversation = client.conversation()
             context = conversation.context
             await context.move_to(list(range(3, 100)))
-            swarm.net.set_links(client.network.peer_id, last.id, Link(cut=True))
+            swarm.net.set_links(client.network.peer_id, last.id, LinkConditions(cut=True))
             other = [*range(3, 20), *range(40, 120)]
             with pytest.raises(NoRoute):
                 await context.move_to(other)

@@ -8,7 +8,7 @@ from swarm.client.client import ClientOptions
 from swarm.client.recovery import SessionState
 from swarm.errors import NoRoute
 from swarm.model.compute import InlineCompute
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.peer.sessions import SessionLimits
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
@@ -79,9 +79,9 @@ def cut_off_during_a_long_prompt(virtual_swarm, after_s, then=PROMPT):
             async with asyncio.timeout(100):
                 asking = asyncio.create_task(said_after(context, LONG_PROMPT, 2))
                 await asyncio.sleep(after_s)
-                link_up(swarm, client, swarm.peers, Link(cut=True))
+                link_up(swarm, client, swarm.peers, LinkConditions(cut=True))
                 await asyncio.sleep(3)
-                link_up(swarm, client, swarm.peers, Link())
+                link_up(swarm, client, swarm.peers, LinkConditions())
                 said = await asking
                 replayed = [resume.replayed_tokens for resume in context.session.resumes]
                 said_then = await said_after(context, then, 2)
@@ -137,10 +137,10 @@ def test_of_neighbours_lost_together_after_a_resume_one_may_have_forgotten_the_s
             await context.take_up(state, PROMPT)
             asking = asyncio.create_task(said_after(context, [*PROMPT, *LONG_PROMPT], 2))
             await asyncio.sleep(0.5)
-            link_up(swarm, client, (middle, last), Link(cut=True))
+            link_up(swarm, client, (middle, last), LinkConditions(cut=True))
             await asyncio.sleep(1)
             last.peer.sessions.close(*last.peer.sessions.all())
-            link_up(swarm, client, (middle, last), Link())
+            link_up(swarm, client, (middle, last), LinkConditions())
             async with asyncio.timeout(100):
                 said = await asking
             losses = len(context.session.resumes)
@@ -249,7 +249,7 @@ def test_a_hop_lost_while_its_spare_is_opened_is_lost_once_and_leaves_no_session
             client = swarm.client(SPARES)
             context = client.conversation().context
             await context.move_to(PROMPT[:-1])
-            link_up(swarm, client, peers, Link(delay_s=0.2))
+            link_up(swarm, client, peers, LinkConditions(delay_s=0.2))
             asyncio.get_running_loop().call_later(broken_at_s, context.session.hops[0]._channel.close)
             said = await said_after(context, PROMPT, 10)
             reasons = [resume.reason for resume in context.session.resumes]
@@ -272,9 +272,9 @@ def test_a_spare_whose_opening_a_loss_overtakes_does_not_hide_the_session_from_a
             client = swarm.client(SPARES)
             context = client.conversation().context
             await context.move_to(PROMPT)
-            link_up(swarm, client, peers, Link(delay_s=1.0))
+            link_up(swarm, client, peers, LinkConditions(delay_s=1.0))
             await asyncio.sleep(0.6)  # the spare is being opened
-            link_up(swarm, client, peers, Link())  # what is sent later arrives earlier
+            link_up(swarm, client, peers, LinkConditions())  # what is sent later arrives earlier
             context.session.hops[0]._channel.close()
             await said_after(context, PROMPT, 2)
             await asyncio.sleep(1)
@@ -322,7 +322,7 @@ def asked_over_a_slow_link(virtual_swarm, direction, bytes_per_s):
         async with virtual_swarm() as swarm:
             peers = await swarm.add_peers(HALVES)
             client = swarm.client(ClientOptions(spares="off", lease_s=0.1, patience_s=10.0))
-            own, slow = client.network.peer_id, Link(rate_bytes_per_s=bytes_per_s)
+            own, slow = client.network.peer_id, LinkConditions(rate_bytes_per_s=bytes_per_s)
             for hosted in peers:
                 ends = (own, hosted.id) if direction == "to the peer" else (hosted.id, own)
                 swarm.net.set_link(*ends, slow)
@@ -439,11 +439,11 @@ def test_what_a_peer_still_holds_is_kept_while_its_neighbour_cannot_be_found(vir
             context = client.conversation().context
             asking = asyncio.create_task(said_after(context, LONG_PROMPT, 1))
             await asyncio.sleep(0.5)
-            link_up(swarm, client, peers, Link(cut=True))
+            link_up(swarm, client, peers, LinkConditions(cut=True))
             await asyncio.sleep(1)
-            link_up(swarm, client, peers[:1], Link())
+            link_up(swarm, client, peers[:1], LinkConditions())
             await asyncio.sleep(5)  # the first is found, again and again, without the second
-            link_up(swarm, client, peers[1:], Link())
+            link_up(swarm, client, peers[1:], LinkConditions())
             async with asyncio.timeout(100):
                 said = await asking
             sent_again = context.session.hops[0].stats.tokens

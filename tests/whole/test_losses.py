@@ -7,7 +7,7 @@ import pytest
 from swarm.client.client import ClientOptions
 from swarm.errors import NoRoute
 from swarm.model.compute import InlineCompute
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
 
@@ -117,7 +117,7 @@ def test_a_frozen_hop_is_found_within_the_lease(virtual_swarm, reference):
 
 
 @pytest.mark.parametrize("direction", ["to the peer", "from the peer", "both ways"])
-@pytest.mark.parametrize("link", [Link(blackhole=True), Link(stalled=True)])
+@pytest.mark.parametrize("link", [LinkConditions(blackhole=True), LinkConditions(stalled=True)])
 def test_a_link_that_swallows_bytes_is_found_within_the_lease(virtual_swarm, reference, direction, link):
     async def break_link(swarm, client):
         peer, own = serving(swarm, (0, 2)).id, client.network.peer_id
@@ -134,8 +134,8 @@ def test_a_link_that_swallows_bytes_is_found_within_the_lease(virtual_swarm, ref
 def test_a_cut_link_to_the_only_peer_is_taken_up_again_without_computing_anew(virtual_swarm, reference):
     async def cut(swarm, client):
         peer, own = serving(swarm, (2, 4)).id, client.network.peer_id
-        swarm.net.set_links(own, peer, Link(cut=True))
-        asyncio.get_running_loop().call_later(3, swarm.net.set_links, own, peer, Link())
+        swarm.net.set_links(own, peer, LinkConditions(cut=True))
+        asyncio.get_running_loop().call_later(3, swarm.net.set_links, own, peer, LinkConditions())
 
     ids, reply, _ = ask_and_disturb(virtual_swarm, [(0, 2), (2, 4), (4, 6)], cut)
     assert ids == reference.reply(PROMPT, COUNT)

@@ -22,7 +22,7 @@ from swarm.client.client import Client, ClientOptions
 from swarm.errors import NoRoute
 from swarm.model.compute import InlineCompute
 from swarm.model.sampling import Sampling
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.peer.sessions import SessionLimits
 from swarm.security.identity import Identity
 from swarm.testing.clock import run_virtual
@@ -41,11 +41,11 @@ SCHEDULES, PER_TEST = 60, 10
 ONCE_FAILED = [1015, 1066, 1080]  # an idle stream kept for ever, no result, a stale result after a promotion
 
 LINKS = {
-    "cut": Link(cut=True),
-    "stall": Link(stalled=True),
-    "blackhole": Link(blackhole=True),
-    "slow": Link(delay_s=0.3, jitter_s=0.2),
-    "narrow": Link(rate_bytes_per_s=20_000),
+    "cut": LinkConditions(cut=True),
+    "stall": LinkConditions(stalled=True),
+    "blackhole": LinkConditions(blackhole=True),
+    "slow": LinkConditions(delay_s=0.3, jitter_s=0.2),
+    "narrow": LinkConditions(rate_bytes_per_s=20_000),
 }
 
 
@@ -202,9 +202,9 @@ class Play:
         else:
             self.set_link(event, peer, LINKS[event.kind])
             await self.until_healing(event.for_s)
-            self.set_link(event, peer, Link())
+            self.set_link(event, peer, LinkConditions())
 
-    def set_link(self, event: Event, peer: HostedPeer, link: Link) -> None:
+    def set_link(self, event: Event, peer: HostedPeer, link: LinkConditions) -> None:
         client = self.clients[event.client].network.peer_id
         if event.direction != "from":
             self.swarm.net.set_link(client, peer.id, link)

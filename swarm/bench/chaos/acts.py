@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from swarm.bench.chaos.harness import EXIT_TIMEOUT_S, HarnessPeer
 from swarm.bench.chaos.scenario_run import Act, ScenarioRun
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.testing.faults import NodeProcesses
 from swarm.testing.links import CLEAR
 
@@ -60,7 +60,9 @@ def kill_p2pd(choose: Choose = any_one) -> Act:
     return _each(choose, lambda victim: victim.processes.kill_p2pd())
 
 
-def set_link(to_peer: Link = CLEAR, from_peer: Link = CLEAR, choose: Choose = any_one) -> Act:
+def set_link(
+    to_peer: LinkConditions = CLEAR, from_peer: LinkConditions = CLEAR, choose: Choose = any_one
+) -> Act:
     """The link in front of the peer changes."""
     return _each(choose, lambda victim: victim.link.set_link(to_peer, from_peer))
 
@@ -89,7 +91,7 @@ async def kill_with_replacement(run: ScenarioRun, chain: Sequence[HarnessPeer]) 
 
 async def slow_down(run: ScenarioRun, chain: Sequence[HarnessPeer]) -> None:
     """The link to one hop becomes slow, and stays alive."""
-    link = Link(delay_s=SLOW_DELAY_S, jitter_s=SLOW_DELAY_S / 5)
+    link = LinkConditions(delay_s=SLOW_DELAY_S, jitter_s=SLOW_DELAY_S / 5)
     await set_link(link, link)(run, chain)
 
 

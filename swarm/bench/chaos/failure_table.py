@@ -19,7 +19,7 @@ from swarm.bench.chaos.harness import Harness, HarnessPeer
 from swarm.bench.chaos.replies import AskedPrompt, ask, make_questions, percentile
 from swarm.client.client import Client
 from swarm.client.generation import Generation
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 
 Strategy = Literal["restart", "replay", "spare"]
 
@@ -192,7 +192,7 @@ class _StrategyTrial:
 
 
 def _cut_for_a_while(peer: HarnessPeer) -> None:
-    peer.link.set_link(Link(cut=True))
+    peer.link.set_link(LinkConditions(cut=True))
     asyncio.get_running_loop().call_later(DOWN_S, peer.link.set_link)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from swarm.bench.chaos.acts import any_one_and_its_replicas, freeze, kill
 from swarm.bench.chaos.harness import HarnessPeer, joining
 from swarm.bench.chaos.scenario_run import ScenarioRun
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 from swarm.testing.faults import NodeProcesses
 from swarm.values import Span
 
@@ -36,7 +36,7 @@ async def sleep_and_wake(run: ScenarioRun) -> None:
     sleeper.processes.thaw()
     await _whole_again(run)
     for other in run.harness.replicas(sleeper):
-        other.link.set_link(Link(cut=True))
+        other.link.set_link(LinkConditions(cut=True))
         run.disturbed.add(other)
     await run.join()
     replies = await run.ask()

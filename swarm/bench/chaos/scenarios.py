@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from swarm.bench.chaos import acts, outages
 from swarm.bench.chaos.scenario_run import Act, ScenarioRun
 from swarm.errors import UsageError
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 
 LONG_PROMPT_TOKENS, FEW_TOKENS = 1500, 20
 MANY_TOKENS = 500  # so many that a reply does not end by itself before it can move
@@ -76,7 +76,7 @@ async def _moves_without_stall(run: ScenarioRun) -> None:
     run.require_stall_below(max(2 * usual_s, run.noise_s))
 
 
-_HOLE, _STALL, _CUT = Link(blackhole=True), Link(stalled=True), Link(cut=True)
+_HOLE, _STALL, _CUT = LinkConditions(blackhole=True), LinkConditions(stalled=True), LinkConditions(cut=True)
 
 SCENARIOS = (
     Scenario("undisturbed", "Nothing happens: the control for all others.", _undisturbed),

@@ -20,7 +20,7 @@ from swarm.bench.chaos.runner import Result
 from swarm.bench.chaos.scenario_run import References
 from swarm.client.client import Client
 from swarm.errors import SwarmError
-from swarm.network.memory import Link
+from swarm.network.memory import LinkConditions
 
 CLIENTS, SESSIONS_AT_ONCE = 2, 4
 QUESTIONS = 8  # different ones, each with its undisturbed reply
@@ -139,7 +139,7 @@ class _SoakTrouble:
         peer.processes.thaw()
 
     async def _cut(self, peer: HarnessPeer) -> None:
-        peer.link.set_link(Link(cut=True))
+        peer.link.set_link(LinkConditions(cut=True))
         await asyncio.sleep(self._chance.uniform(*CUT_S))
         peer.link.set_link()
 

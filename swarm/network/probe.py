@@ -1,4 +1,4 @@
-"""Knocking: a plain connection tells whether a peer is there, before libp2p is asked to dial it.
+"""Reachability probes: a plain connection tells whether a peer is there, before libp2p is to dial it.
 
 A dial that fails is dear in go-libp2p: it refuses to dial the address again for five seconds and more
 (`DialBackoff` of its swarm), and meanwhile looks for a better address by dialling others, so that those
@@ -25,8 +25,8 @@ AGAIN_EVERY_S = 0.5  # a first packet lost with a link that just comes back is r
 GREETING = b"\x13/multistream/1.0.0\n"  # multistream-select: whoever listens speaks first
 LEARN_EVERY_S = 60.0
 SEARCH_EVERY_S = 30.0
-MOST_DOORS = 1000
-MOST_ENDPOINTS = 8  # of one peer; whoever names more is not knocked at
+MOST_KNOWN = 1000
+MOST_ENDPOINTS = 8  # of one peer; whoever names more is not probed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class _Way:
 
 
 @dataclass(slots=True)
-class _Door:
+class _Known:
     """Where a peer listens, and what was seen there. Times are in Unix seconds."""
 
-    endpoints: tuple[Endpoint, ...]  # empty when some way in is no TCP address: knocking proves nothing
+    endpoints: tuple[Endpoint, ...]  # empty when some way in is no TCP address: a probe proves nothing
     learned_at: float
     started_at: float | None = None  # as the peer says
     silent_since: float | None = None
@@ -50,7 +50,7 @@ class _Door:
     is_relayed: bool = False
 
 
-class Doors:
+class AddressBook:
     """Where peers were met, and whether they answer there now.
 
     `is_connected` tells whether p2pd has a connection to a peer, `addresses_of` where a connected one
@@ -69,48 +69,48 @@ class Doors:
         self._addresses_of = addresses_of
         self._now = now
         self.locate = locate
-        self._doors: dict[PeerId, _Door] = {}
+        self._known: dict[PeerId, _Known] = {}
 
     async def check(self, peer: PeerId) -> None:
         """Raises `PeerUnreachable` when p2pd would have to dial the peer and the dial would fail."""
-        door = self._doors.get(peer)
-        if door is None or not door.endpoints:
+        entry = self._known.get(peer)
+        if entry is None or not entry.endpoints:
             return
         if await self._is_connected(peer):
-            door.silent_since, door.has_moved = None, False
+            entry.silent_since, entry.has_moved = None, False
             return
-        reason = await knock(door.endpoints)
+        reason = await probe(entry.endpoints)
         if reason is None:
-            door.silent_since = None
+            entry.silent_since = None
             return
-        door.silent_since = door.silent_since or self._now()
+        entry.silent_since = entry.silent_since or self._now()
         raise PeerUnreachable(f"Peer {peer} does not answer: {reason}")
 
     async def find(self, peer: PeerId) -> tuple[str, ...]:
         """Multiaddresses that lead to the peer now and that p2pd may not know; none when it knows enough.
 
-        Where it was met is knocked at, and at the same time neighbors are asked where it is: it may have
+        Where it was met is probed, and at the same time neighbors are asked where it is: it may have
         moved, or be reached through a relay only. A peer that nobody knows is left to libp2p, and so is
         one that seems to have moved, or is silent for long, once: it may find it elsewhere. Else raises
         `PeerUnreachable` when p2pd would dial in vain.
         """
         if await self._is_connected(peer):
             return ()
-        door = self._doors.get(peer)
-        silent_s = self._now() - door.silent_since if door and door.silent_since is not None else 0.0
-        known = door.endpoints if door is not None else ()
-        was_met = bool(known) or (door is not None and door.is_relayed)
-        tries = [self._ask_where(peer, was_met), *([_knock_known(known)] if known else [])]
+        entry = self._known.get(peer)
+        silent_s = self._now() - entry.silent_since if entry and entry.silent_since is not None else 0.0
+        known = entry.endpoints if entry is not None else ()
+        was_met = bool(known) or (entry is not None and entry.is_relayed)
+        tries = [self._ask_where(peer, was_met), *([_probe_known(known)] if known else [])]
         ways = await _first_way(tries)
         found = next((way for way in ways if not way.why_not), None)
-        if door is not None and found is not None:
-            door.silent_since, door.has_moved = None, False
-        if found is not None or door is None or not was_met:
+        if entry is not None and found is not None:
+            entry.silent_since, entry.has_moved = None, False
+        if found is not None or entry is None or not was_met:
             return found.routes if found is not None else ()
-        if (door.has_moved or silent_s > SEARCH_EVERY_S) and not any(way.is_told for way in ways):
-            door.silent_since, door.has_moved = self._now(), False
+        if (entry.has_moved or silent_s > SEARCH_EVERY_S) and not any(way.is_told for way in ways):
+            entry.silent_since, entry.has_moved = self._now(), False
             return ()
-        door.silent_since = door.silent_since or self._now()
+        entry.silent_since = entry.silent_since or self._now()
         raise PeerUnreachable(f"Peer {peer} does not answer: {ways[-1].why_not}")
 
     async def _ask_where(self, peer: PeerId, persistent: bool) -> _Way:
@@ -132,7 +132,7 @@ class Doors:
         relayed = tuple(route for route in routes if route.endswith("/p2p-circuit"))
         endpoints = [endpoint for route in routes if (endpoint := endpoint_of(route)) is not None]
         tcp = [endpoint for endpoint in endpoints if endpoint.transport == "tcp"][:MOST_ENDPOINTS]
-        why_not = await knock(tcp, RELAYED_TIMEOUT_S if relayed else timeout_s)
+        why_not = await probe(tcp, RELAYED_TIMEOUT_S if relayed else timeout_s)
         if why_not is None:
             return _Way(routes, is_told=True)
         return _Way(relayed, "" if relayed else why_not, is_told=True)
@@ -142,14 +142,14 @@ class Doors:
         endpoint = endpoint_of(address.route)
         if endpoint is None or endpoint.transport != "tcp" or await self._is_connected(address.peer):
             return
-        reason = await knock([endpoint])
+        reason = await probe([endpoint])
         if reason is not None:
             raise PeerUnreachable(f"{address} does not answer: {reason}")
 
     async def met(self, peer: PeerId) -> None:
         """The peer has just answered: learn where it listens, if that is not known or an old story."""
-        door = self._doors.get(peer)
-        if door is not None and self._now() - door.learned_at < LEARN_EVERY_S:
+        entry = self._known.get(peer)
+        if entry is not None and self._now() - entry.learned_at < LEARN_EVERY_S:
             return
         try:
             addresses = await self._addresses_of(peer)
@@ -159,32 +159,32 @@ class Doors:
             endpoint_of(address.removesuffix(f"/p2p/{peer}")) if address else None for address in addresses
         ]
         tcp = tuple(each for each in endpoints if each is not None and each.transport == "tcp")
-        can_knock = len(tcp) == len(endpoints) <= MOST_ENDPOINTS
-        self._doors.pop(peer, None)
-        self._doors[peer] = _Door(
-            tcp if can_knock else (),
+        can_probe = len(tcp) == len(endpoints) <= MOST_ENDPOINTS
+        self._known.pop(peer, None)
+        self._known[peer] = _Known(
+            tcp if can_probe else (),
             self._now(),
-            started_at=door.started_at if door else None,
+            started_at=entry.started_at if entry else None,
             is_relayed=any(address and "/p2p-circuit" in address for address in addresses),
         )
-        while len(self._doors) > MOST_DOORS:
-            del self._doors[next(iter(self._doors))]
+        while len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
 
     def heard_of(self, record: PeerRecord) -> None:
         """A peer's own word, seen in the DHT: a restarted one may listen elsewhere, and so may one that
-        speaks although it has been silent at its door for a while."""
-        door = self._doors.get(record.peer_id)
-        if door is None:
+        speaks although it has been silent where it listens for a while."""
+        entry = self._known.get(record.peer_id)
+        if entry is None:
             return
-        if door.started_at is None:
-            door.started_at = record.started_at
-        if record.started_at > door.started_at:
-            del self._doors[record.peer_id]
-        elif door.silent_since is not None and record.issued_at > door.silent_since + MAX_CLOCK_SKEW_S:
-            door.has_moved = True
+        if entry.started_at is None:
+            entry.started_at = record.started_at
+        if record.started_at > entry.started_at:
+            del self._known[record.peer_id]
+        elif entry.silent_since is not None and record.issued_at > entry.silent_since + MAX_CLOCK_SKEW_S:
+            entry.has_moved = True
 
 
-async def knock(endpoints: Collection[Endpoint], timeout_s: float = TIMEOUT_S) -> str | None:
+async def probe(endpoints: Collection[Endpoint], timeout_s: float = TIMEOUT_S) -> str | None:
     """None when a libp2p node answers at one of the TCP endpoints, else how the last of them failed."""
     tries = [asyncio.create_task(_greeting(endpoint)) for endpoint in endpoints]
     reason = "it has no address"
@@ -206,8 +206,8 @@ async def knock(endpoints: Collection[Endpoint], timeout_s: float = TIMEOUT_S) -
     return reason
 
 
-async def _knock_known(endpoints: Collection[Endpoint]) -> _Way:
-    return _Way(why_not=await knock(endpoints) or "")
+async def _probe_known(endpoints: Collection[Endpoint]) -> _Way:
+    return _Way(why_not=await probe(endpoints) or "")
 
 
 async def _first_way(tries: Collection[Coroutine[Any, Any, _Way]]) -> list[_Way]:

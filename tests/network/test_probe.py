@@ -1,4 +1,4 @@
-"""Knocking: who counts as being there, what is learned of whom, and when libp2p may dial after all."""
+"""Reachability probes: who counts as there, what is learned of whom, and when libp2p may dial after all."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import NetworkError, PeerUnreachable
 from swarm.network.addresses import Endpoint, JoinAddress, endpoint_of
-from swarm.network.knock import GREETING, MOST_DOORS, MOST_ENDPOINTS, SEARCH_EVERY_S, Doors, knock
+from swarm.network.probe import GREETING, MOST_ENDPOINTS, MOST_KNOWN, SEARCH_EVERY_S, AddressBook, probe
 from swarm.values import PeerId
 from swarm.wire.records import PeerRecord
 
@@ -50,8 +50,8 @@ def closed_port() -> "contextlib.AbstractContextManager[Endpoint]":
 async def test_a_libp2p_listener_answers_and_one_of_several_addresses_is_enough() -> None:
     async with listening(GREETING) as there:
         with closed_port() as gone:
-            assert await knock([there]) is None
-            assert await knock([gone, there]) is None
+            assert await probe([there]) is None
+            assert await probe([gone, there]) is None
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ async def test_a_libp2p_listener_answers_and_one_of_several_addresses_is_enough(
 )
 async def test_whoever_does_not_greet_is_not_there(says: bytes, stays: bool, reason: str) -> None:
     async with listening(says, stays) as there:
-        assert await knock([there], timeout_s=0.1) == reason
+        assert await probe([there], timeout_s=0.1) == reason
 
 
 async def test_a_name_that_is_none_is_not_there() -> None:
-    assert await knock([Endpoint("dns4", "a..b", "tcp", 1)]) == "its name is no host name"
+    assert await probe([Endpoint("dns4", "a..b", "tcp", 1)]) == "its name is no host name"
 
 
 async def test_a_port_that_refuses_is_not_there() -> None:
     with closed_port() as gone:
-        assert await knock([gone]) == "connection refused"
+        assert await probe([gone]) == "connection refused"
 
 
 class P2pd:
@@ -96,29 +96,29 @@ class P2pd:
             raise NetworkError("p2pd is dead")
         return tuple(address and f"{address}/p2p/{peer}" for address in self.addresses)
 
-    def doors(self) -> Doors:
-        return Doors(self.is_connected, self.addresses_of, lambda: self.now)
+    def address_book(self) -> AddressBook:
+        return AddressBook(self.is_connected, self.addresses_of, lambda: self.now)
 
 
-async def test_a_peer_is_knocked_for_only_while_there_is_no_connection_to_it() -> None:
+async def test_a_peer_is_probed_only_while_there_is_no_connection_to_it() -> None:
     with closed_port() as gone:
         p2pd = P2pd(str(gone))
-        doors = p2pd.doors()
-        await doors.check(A)  # never met: libp2p is to find it
-        await doors.met(A)
-        await doors.check(A)
+        book = p2pd.address_book()
+        await book.check(A)  # never met: libp2p is to find it
+        await book.met(A)
+        await book.check(A)
         p2pd.connected.clear()
         with pytest.raises(PeerUnreachable, match="Peer a does not answer"):
-            await doors.check(A)
+            await book.check(A)
 
 
 async def test_a_peer_that_is_back_is_let_through_at_once() -> None:
     async with listening(GREETING) as there:
         p2pd = P2pd(str(there))
-        doors = p2pd.doors()
-        await doors.met(A)
+        book = p2pd.address_book()
+        await book.met(A)
         p2pd.connected.clear()
-        await doors.check(A)
+        await book.check(A)
 
 
 @pytest.mark.parametrize(
@@ -130,25 +130,25 @@ async def test_a_peer_that_is_back_is_let_through_at_once() -> None:
         [f"/ip4/192.0.2.{number}/tcp/1" for number in range(MOST_ENDPOINTS)],
     ],
 )
-async def test_a_peer_that_cannot_be_knocked_for_is_left_to_libp2p(others: list[str | None]) -> None:
+async def test_a_peer_that_cannot_be_probed_is_left_to_libp2p(others: list[str | None]) -> None:
     with closed_port() as gone:
         p2pd = P2pd(str(gone), *others)
-        doors = p2pd.doors()
-        await doors.met(A)
+        book = p2pd.address_book()
+        await book.met(A)
         p2pd.connected.clear()
-        await doors.check(A)
+        await book.check(A)
 
 
-async def silent_peer(stack: contextlib.ExitStack) -> tuple[P2pd, Doors]:
+async def silent_peer(stack: contextlib.ExitStack) -> tuple[P2pd, AddressBook]:
     """A peer that was met, said something of itself, and has gone silent."""
     p2pd = P2pd(str(stack.enter_context(closed_port())))
-    doors = p2pd.doors()
-    await doors.met(A)
-    doors.heard_of(record())
+    book = p2pd.address_book()
+    await book.met(A)
+    book.heard_of(record())
     p2pd.connected.clear()
     with pytest.raises(PeerUnreachable):
-        await doors.find(A)
-    return p2pd, doors
+        await book.find(A)
+    return p2pd, book
 
 
 def record(**changes: float) -> PeerRecord:
@@ -163,81 +163,81 @@ def record(**changes: float) -> PeerRecord:
 
 async def test_a_peer_that_started_again_is_looked_for_at_once() -> None:
     with contextlib.ExitStack() as stack:
-        _, doors = await silent_peer(stack)
-        doors.heard_of(record(started_at=NOW - 200))  # an old word that somebody has kept
+        _, book = await silent_peer(stack)
+        book.heard_of(record(started_at=NOW - 200))  # an old word that somebody has kept
         with pytest.raises(PeerUnreachable):
-            await doors.find(A)
-        doors.heard_of(record(started_at=NOW + 1))
-        await doors.check(A)
+            await book.find(A)
+        book.heard_of(record(started_at=NOW + 1))
+        await book.check(A)
 
 
 async def test_a_word_that_a_clock_ahead_may_have_dated_is_no_sign_of_life() -> None:
     with contextlib.ExitStack() as stack:
-        _, doors = await silent_peer(stack)
-        doors.heard_of(record(issued_at=NOW + 1))
+        _, book = await silent_peer(stack)
+        book.heard_of(record(issued_at=NOW + 1))
         with pytest.raises(PeerUnreachable):
-            await doors.find(A)
+            await book.find(A)
 
 
 @pytest.mark.parametrize("reason", ["it goes on speaking in the DHT", "it has been silent for long"])
 async def test_a_silent_peer_is_looked_for_once_for_each_reason(reason: str) -> None:
     with contextlib.ExitStack() as stack:
-        p2pd, doors = await silent_peer(stack)
+        p2pd, book = await silent_peer(stack)
         if reason == "it goes on speaking in the DHT":
-            doors.heard_of(record(issued_at=NOW + 4))
+            book.heard_of(record(issued_at=NOW + 4))
         else:
             p2pd.now += SEARCH_EVERY_S + 1
         with pytest.raises(PeerUnreachable):
-            await doors.check(A)
-        await doors.find(A)
+            await book.check(A)
+        await book.find(A)
         with pytest.raises(PeerUnreachable):
-            await doors.find(A)
+            await book.find(A)
 
 
 async def test_a_peer_that_is_connected_again_has_a_clean_slate() -> None:
     with contextlib.ExitStack() as stack:
-        p2pd, doors = await silent_peer(stack)
+        p2pd, book = await silent_peer(stack)
         p2pd.connected.add(A)
-        await doors.check(A)
+        await book.check(A)
         p2pd.connected.clear()
         p2pd.now += SEARCH_EVERY_S + 1
         with pytest.raises(PeerUnreachable):
-            await doors.find(A)
+            await book.find(A)
 
 
 async def test_where_a_peer_listens_is_learned_once_and_again_when_it_could_not_be() -> None:
     p2pd = P2pd("/ip4/127.0.0.1/tcp/1")
-    doors = p2pd.doors()
+    book = p2pd.address_book()
     p2pd.dead = True
-    await doors.met(A)
+    await book.met(A)
     p2pd.dead = False
-    await doors.met(A)
-    await doors.met(A)
+    await book.met(A)
+    await book.met(A)
     assert p2pd.asked == 2
 
 
 async def test_only_so_many_peers_are_remembered_and_the_oldest_is_forgotten_first() -> None:
     with closed_port() as gone:
         p2pd = P2pd(str(gone))
-        doors = p2pd.doors()
-        names = [PeerId(str(number)) for number in range(MOST_DOORS + 1)]
+        book = p2pd.address_book()
+        names = [PeerId(str(number)) for number in range(MOST_KNOWN + 1)]
         for name in names:
-            await doors.met(name)
+            await book.met(name)
         p2pd.connected.clear()
-        await doors.check(names[0])
+        await book.check(names[0])
         with pytest.raises(PeerUnreachable):
-            await doors.check(names[1])
+            await book.check(names[1])
 
 
-async def test_an_address_that_was_given_is_knocked_at_unless_it_cannot_be() -> None:
+async def test_an_address_that_was_given_is_probed_unless_it_cannot_be() -> None:
     with closed_port() as gone:
         p2pd = P2pd()
-        doors = p2pd.doors()
-        await doors.check_address(JoinAddress(A, str(gone)))  # connected already
+        book = p2pd.address_book()
+        await book.check_address(JoinAddress(A, str(gone)))  # connected already
         p2pd.connected.clear()
         with pytest.raises(PeerUnreachable, match=f"^/ip4/127.0.0.1/tcp/{gone.port}/p2p/a does not answer"):
-            await doors.check_address(JoinAddress(A, str(gone)))
-        await doors.check_address(JoinAddress(A, "/ip4/127.0.0.1/udp/4001/quic-v1"))
+            await book.check_address(JoinAddress(A, str(gone)))
+        await book.check_address(JoinAddress(A, "/ip4/127.0.0.1/udp/4001/quic-v1"))
 
 
 def test_the_endpoint_of_a_route_is_known_only_without_a_relay() -> None:
