@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm.client.model import ClientModel
+from swarm.model.detokenizer import StreamDecoder
 from swarm.status.agreement import Fingerprint
 from swarm.status.reference import Reference
 
@@ -73,7 +74,8 @@ class PromptQuestion:
         return self.ends.head.embed([token_id])
 
     def text(self, token_ids: list[int]) -> str:
-        return self.ends.tokenizer.decode(token_ids)
+        decoder = StreamDecoder(self.ends.tokenizer, self.prompt_ids)
+        return "".join([*map(decoder.push, token_ids), decoder.finish()])
 
 
 @dataclass(frozen=True, slots=True)
