@@ -136,10 +136,10 @@ class _Chat:
             print_result(f"{'> ' if message['role'] == 'user' else ''}{message['content']}")
         if state.unfinished is not None:
             print_result(f"> {state.unfinished.text}")
-            decoder = StreamDecoder(self._client.model.tokenizer)  # holds back the half of a character
-            print_result("".join(map(decoder.push, state.unfinished.output_ids)), end="")
-            generation = self._conversation.go_on(state.unfinished)
-            await self._stream(generation, GoOn(len(state.unfinished.output_ids)))
+            kept = state.unfinished.output_ids
+            decoder = StreamDecoder(self._client.model.tokenizer, state.unfinished.prompt_ids)
+            print_result("".join(map(decoder.push, kept)), end="")  # without the half of a character
+            await self._stream(self._conversation.go_on(state.unfinished), GoOn(len(kept)))
 
     async def _say(self, text: str) -> None:
         from swarm.client.transcript import Turn

@@ -198,6 +198,7 @@ class Generation:
         request = self.request
         decoder = StreamDecoder(
             self._voice.tokenizer,
+            request.prompt_ids,
             stop=request.stop,
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,

@@ -136,17 +136,22 @@ def _read_completion(body: CompletionRequest, hosted: HostedModel) -> Task:
     requests: list[Request] = []
     for prompt in prompts:
         requests += _copies(_request(body, hosted, prompt, wanted, body.logprobs or 0), n)
-    decode = hosted.client.model.tokenizer.decode
     task = Task(
         requests=tuple(requests),
         prompt_tokens=sum(map(len, prompts)),
         top_logprobs=body.logprobs,
         form=form_of(body.structured_outputs) if body.structured_outputs else None,
-        echoes=tuple(text for prompt in prompts for text in [decode(prompt)] * n) if body.echo else (),
+        echoes=_echoes(requests, hosted) if body.echo else (),
         prompt_field="prompt",
     )
     _check(task, hosted)
     return task
+
+
+def _echoes(requests: Sequence[Request], hosted: HostedModel) -> tuple[str, ...]:
+    """The prompt of each as text, to which the reply's is what follows."""
+    decode = hosted.client.model.tokenizer.decode
+    return tuple(decode(each.prompt_ids, skip_special_tokens=each.skip_special_tokens) for each in requests)
 
 
 def _request(

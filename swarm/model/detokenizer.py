@@ -1,10 +1,13 @@
 """Streams a reply: token ids in, pieces of text out that will never have to be taken back.
 
-Held back are an incomplete UTF-8 sequence and whatever could begin a stop string. Invariant: without
-a stop string the pieces joined equal `Tokenizer.decode` of all ids, however the text is cut into tokens.
+Held back are an incomplete UTF-8 sequence and whatever could begin a stop string. Invariant: without a stop
+string the pieces joined are what `Tokenizer.decode` of prompt and reply together adds to that of the prompt,
+however the text is cut into tokens. So a reply keeps the space it begins with, which many decoders strip from
+the beginning of a text, and a character that the prompt begins and the reply ends is the reply's.
 """
 
 from collections.abc import Sequence
+from itertools import islice, takewhile
 
 from swarm.errors import UsageError
 from swarm.model.tokenizer import Tokenizer
@@ -12,10 +15,14 @@ from swarm.model.tokenizer import Tokenizer
 _REPLACEMENT = "\ufffd"
 # Decoded again with each token, because a decoder may treat the first tokens of a text differently.
 _CONTEXT_TOKENS = 8
+_RUN_TOKENS = (
+    1024  # of a run of bytes that a prompt ends with; in a longer one, its beginning is taken to be text
+)
+_CHARACTER_BYTES = 4
 
 
 class StreamDecoder:
-    """Decodes one reply, token by token.
+    """Decodes one reply to a prompt, token by token.
 
     `stopped_by` is the stop string that ended the text, or None; after it, no more text comes.
     """
@@ -23,13 +30,14 @@ class StreamDecoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
         """`include_stop` leaves the stop string in the text. Raises `UsageError` for an empty one."""
-        self._text = _IncrementalText(tokenizer, skip_special_tokens)
+        self._text = _IncrementalText(tokenizer, prompt_ids, skip_special_tokens)
         self._stops = _StopScanner(stop, include_stop)
 
     @property
@@ -46,49 +54,91 @@ class StreamDecoder:
 
 
 class _IncrementalText:
-    """Token ids to text whose pieces joined equal the text of all ids.
+    """Token ids to text whose pieces joined equal what the ids add to the text of the prompt.
 
     Decodes a short window of the last tokens again with each new one and gives what is new and
     settled. Unsettled is a last U+FFFD, which may be the beginning of a character (several never are:
     each but the last stands for bytes already refused), and a run of byte-fallback tokens, which the
-    decoder judges as a whole.
+    decoder judges as a whole. tokenizers' own `DecodeStream` takes a prompt too, but it fails on such a run
+    that turns out to be no text, and never gives what it holds back at the end.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._window: list[int] = []
-        self._given = 0  # characters of the window's text that were returned
+        self._window = self._end_of(prompt_ids)
+        self._told = self._readings(self._window)  # text of the window that is the prompt's, or was given
 
     def push(self, token_id: int) -> str:
-        if token_id in self._skipped or self._tokenizer.id_to_token(token_id) is None:
+        if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
         if token_id in self._tokenizer.byte_ids:
             return ""
         text = self._decode(self._window)
-        settled = len(text) - text.endswith(_REPLACEMENT)
-        piece = text[self._given : settled]
-        self._given = max(self._given, settled)
-        if settled == len(text):
+        settled = text.removesuffix(_REPLACEMENT)
+        piece = self._tell(settled)
+        if len(settled) == len(text):
             self._shrink()
         return piece
 
     def finish(self) -> str:
-        text = self._decode(self._window)
-        piece = text[self._given :]
-        self._given = len(text)
-        return piece
+        return self._tell(self._decode(self._window))
+
+    def _tell(self, text: str) -> str:
+        """What `text` has beyond what was told."""
+        if any(told.startswith(text) for told in self._told):
+            return ""
+        start = max(_shared(told, text) for told in self._told)
+        self._told = [text]
+        return text[start:]
+
+    def _readings(self, prompt: list[int]) -> list[str]:
+        """The text of a prompt, and that of it without the character that it may break off in.
+
+        One byte that is missing makes a whole run of bytes something else.
+        """
+        texts = [self._decode(prompt)]
+        if texts[0].endswith(_REPLACEMENT):
+            broken = takewhile(self._tokenizer.byte_ids.__contains__, prompt[:-_CHARACTER_BYTES:-1])
+            whole = (self._decode(prompt[:-count]) for count, _ in enumerate(broken, 1))
+            texts += (text for text in whole if not text.endswith(_REPLACEMENT))
+        return texts
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id not in self._skipped and self._tokenizer.id_to_token(token_id) is not None
+
+    def _end_of(self, ids: Sequence[int]) -> list[int]:
+        """As much of the end of `ids` as matters to what follows: some tokens, or the run of bytes there."""
+        texts = filter(self._has_text, reversed(ids))
+        end = list(islice(texts, _CONTEXT_TOKENS))
+        if self._tokenizer.byte_ids.issuperset(end):
+            end += islice(takewhile(self._tokenizer.byte_ids.__contains__, texts), _RUN_TOKENS)
+        whole = len(end) < _CONTEXT_TOKENS + _RUN_TOKENS
+        return end[::-1] if whole else self._without_half(end[::-1])
+
+    def _without_half(self, run: list[int]) -> list[int]:
+        """A run that was cut, without the bytes at its front that go on with a character."""
+        spelled = (self._tokenizer.id_to_token(token_id) or "" for token_id in run[:_CHARACTER_BYTES])
+        begun = (place for place, byte in enumerate(spelled) if not "<0x80>" <= byte <= "<0xBF>")
+        return run[next(begun, 0) :]
 
     def _shrink(self) -> None:
         # The context is safe to begin with: every token in it is at least a byte, so it is longer than
         # a character cut at its front and than the space that a decoder strips there.
         if len(self._window) >= 2 * _CONTEXT_TOKENS:
             self._window = self._window[-_CONTEXT_TOKENS:]
-            self._given = len(self._decode(self._window))
+            self._told = [self._decode(self._window)]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _shared(told: str, text: str) -> int:
+    """How many characters both begin with."""
+    if text.startswith(told):
+        return len(told)
+    return next(place for place, (a, b) in enumerate(zip(told, text, strict=False)) if a != b)
 
 
 class _StopScanner:

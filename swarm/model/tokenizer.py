@@ -1,9 +1,8 @@
 """Text to token ids and back, and conversations to token ids, as transformers does it.
 
-Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat templates of a
-Hugging Face directory; transformers itself is not needed. A conversation is encoded without adding
-special tokens, because its template has written them. Templates run in a process of their own, and so does
-encoding where it may take more than its text deserves.
+Reads the tokenizer's files and the chat templates of a Hugging Face directory; transformers itself is not
+needed. A conversation is encoded without adding special tokens, because its template has written them.
+Templates run in a process of their own, and so does encoding where it may take more than its text deserves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,19 @@ import tokenizers
 from swarm.errors import BrokenModel, RequestError, UnsupportedModel
 from swarm.model.chat_template import Json, Message, plain
 from swarm.model.confined import Confined, Limits
-from swarm.model.fields import MAX_CONFIG_BYTES, read_text
+from swarm.model.fields import read_text
 from swarm.model.tokenizer_check import encodes_plainly, for_decoding, why_not_decodable
-from swarm.model.tokenizer_file import PULL_AGAIN, is_the_librarys, load_backend, read_tokenizer_file
-from swarm.security.foreign import read_json
+from swarm.model.tokenizer_file import (
+    PULL_AGAIN,
+    check_added,
+    is_the_librarys,
+    load_backend,
+    read_companions,
+    read_object,
+    read_tokenizer_file,
+    with_added,
+)
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_TEMPLATES = 16
 MAX_TEMPLATE_BYTES = 2**20
 # A chat of 8 MB is rendered in a tenth of that time. The memory is that of its text, some ten times over.
@@ -187,42 +193,17 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     Raises `UnsupportedModel` when replies cannot be decoded with it in bounded time and memory.
     """
     path = directory / "tokenizer.json"
-    content = read_tokenizer_file(path)
+    config, content = read_object(directory / "tokenizer_config.json"), read_tokenizer_file(path)
+    companions = read_companions(directory, config, content)
+    content = with_added(content, companions.added)
     if problem := why_not_decodable(content):
         raise UnsupportedModel(f"{path} cannot be used: {problem}")
-    config = _read_json(directory / "tokenizer_config.json")
-    named, templates = _named_tokens(directory, config), _chat_templates(directory, config)
-    if encodes_plainly(content):
-        return Tokenizer(load_backend(content, path), named, templates)
+    plain = encodes_plainly(content)
+    backend = load_backend(content if plain else for_decoding(content), path)
+    check_added(backend, companions.added)
     setup = {"content": content, "path": str(path)}
-    encoder = Confined("The model's tokenizer", "tokenizer", setup, _TOKENIZER_LIMITS)
-    return Tokenizer(load_backend(for_decoding(content), path), named, templates, encoder)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file."""
-    try:
-        value = read_json(path, MAX_CONFIG_BYTES)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise BrokenModel(f"{path} is not JSON: {error}", PULL_AGAIN) from error
-    if not isinstance(value, dict):
-        raise BrokenModel(f"{path} is not a JSON object", PULL_AGAIN)
-    return value
-
-
-def _named_tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    # transformers reads the older file only where the newer one does not list the added tokens.
-    if "added_tokens_decoder" not in config:
-        config = config | _read_json(directory / "special_tokens_map.json")
-    tokens: dict[str, str] = {}
-    for name in _NAMED_TOKENS:
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            tokens[name] = text
-    return tokens
+    encoder = None if plain else Confined("The model's tokenizer", "tokenizer", setup, _TOKENIZER_LIMITS)
+    return Tokenizer(backend, companions.named, _chat_templates(directory, config), encoder)
 
 
 def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:

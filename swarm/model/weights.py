@@ -21,6 +21,7 @@ from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
 from swarm.model.layers import Projection, multiplies_natively
 from swarm.model.span import BlockWeights, SpanModel
+from swarm.model.tokenizer_file import named_beside
 from swarm.security.manifest import Manifest
 from swarm.values import Span
 
@@ -201,8 +202,9 @@ def tokenizer_digests(directory: Path) -> dict[str, str]:
     """SHA-256 of the parts of the tokenizer that there are: what turns a chat into token ids."""
     parts: dict[str, object] = {}
     if (directory / "tokenizer.json").exists():
-        path = directory / "tokenizer.json"
-        parts["tokenizer.json"] = read_fields(path, MAX_TOKENIZER_BYTES).everything()
+        content = read_fields(directory / "tokenizer.json", MAX_TOKENIZER_BYTES).everything()
+        parts["tokenizer.json"] = content
+        parts |= named_beside(directory, content)
     if (directory / "tokenizer_config.json").exists():
         fields = read_fields(directory / "tokenizer_config.json")
         parts["chat_template"] = fields.raw("chat_template")

@@ -20,6 +20,7 @@ from torch import Tensor
 from swarm.client.model import ClientModel, load_client_model
 from swarm.errors import DoesNotFit
 from swarm.model.config import ModelConfig
+from swarm.model.detokenizer import StreamDecoder
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.store import ensure_manifest
 from swarm.model.weights import load_span, span_size_bytes
@@ -135,7 +136,8 @@ class PromptQuestion:
         return self.ends.head.embed([token_id])
 
     def text(self, token_ids: list[int]) -> str:
-        return self.ends.tokenizer.decode(token_ids)
+        decoder = StreamDecoder(self.ends.tokenizer, self.prompt_ids)
+        return "".join([*map(decoder.push, token_ids), decoder.finish()])
 
 
 @dataclass(frozen=True, slots=True)

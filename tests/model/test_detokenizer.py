@@ -1,6 +1,7 @@
 """Streaming of text: what is given is never taken back, and pieces joined are the whole."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,50 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer(backend, {}, {})
 
 
+def metaspace() -> Tokenizer:
+    """Pieces with scores and the spaces of the first one stripped, as in the tokenizers of T5."""
+    pieces = ["<unk>", "▁", "▁▁", "▁a", "▁the", "b", "世", "."]
+    backend = tokenizers.Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["<s>"])
+    return Tokenizer(backend, {}, {})
+
+
+def word_pieces() -> Tokenizer:
+    """Words with a space before each but the first, as in the tokenizers of BERT."""
+    vocab = {piece: i for i, piece in enumerate(["[UNK]", "a", "the", "##b", "##世", ".", "'", "m"])}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(["[CLS]"])
+    return Tokenizer(backend, {}, {})
+
+
+def suffixed() -> Tokenizer:
+    """Words that say where they end, with a space after each but the last."""
+    vocab = {piece: i for i, piece in enumerate(["a</w>", "b", "世</w>", "c", ".</w>"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], end_of_word_suffix="</w>"))
+    backend.decoder = decoders.BPEDecoder()
+    backend.add_special_tokens(["<s>"])
+    return Tokenizer(backend, {}, {})
+
+
+def undecoded() -> Tokenizer:
+    """No decoder at all: tokens with spaces between them."""
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "世": 1, "b": 2}, unk_token="a"))  # noqa: S106
+    backend.add_special_tokens(["<s>"])
+    return Tokenizer(backend, {}, {})
+
+
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
+KINDS = {
+    "byte level": BYTE_LEVEL,
+    "byte fallback": BYTE_FALLBACK,
+    "metaspace": metaspace(),
+    "word pieces": word_pieces(),
+    "suffixed": suffixed(),
+    "undecoded": undecoded(),
+}
+every_kind = pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
 
 
 def stream(tokenizer, ids, **options):
@@ -62,14 +106,101 @@ def spell(text: str) -> list[int]:
     return BYTE_LEVEL.encode(text)
 
 
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte level", "byte fallback"])
+def added(tokenizer: Tokenizer, prompt: list[int], reply: list[int], *, skip: bool) -> str:
+    """What the reply adds to the text of the prompt, or to that before a character that it breaks off in."""
+    whole = tokenizer.decode([*prompt, *reply], skip_special_tokens=skip)
+    skipped = tokenizer.special_ids if skip else ()
+    kept = [each for each in prompt if each not in skipped and tokenizer.id_to_token(each) is not None]
+    text = tokenizer.decode(kept, skip_special_tokens=skip)
+    texts = [text]
+    while text.endswith("\ufffd") and kept and len(texts) < 4 and kept.pop() in tokenizer.byte_ids:
+        texts.append(tokenizer.decode(kept, skip_special_tokens=skip))
+    texts[1:] = [text for text in texts[1:] if not text.endswith("\ufffd")]
+    ends = (end for text in texts for end in range(len(text) + 1) if whole.startswith(text[:end]))
+    return whole[max(ends) :]
+
+
+def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Ids of tokens and of none, often many alike."""
+    one = st.integers(0, tokenizer.vocab_size + 9)
+    runs = st.tuples(one, st.integers(1, 20)).map(lambda run: [run[0]] * run[1])
+    return st.lists(one, max_size=60) | st.lists(runs, max_size=6).map(lambda runs: [*chain(*runs)])
+
+
+@every_kind
 @pytest.mark.parametrize("skip", [True, False])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_pieces_of_any_ids_join_to_the_text_of_all(tokenizer, skip, data):
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 9), max_size=80))
-    pieces, _ = stream(tokenizer, ids, skip_special_tokens=skip)
-    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+def test_pieces_of_any_ids_join_to_what_they_add_to_any_prompt(tokenizer, skip, data):
+    prompt, ids = data.draw(any_ids(tokenizer)), data.draw(any_ids(tokenizer))
+    pieces, _ = stream(tokenizer, ids, prompt_ids=prompt, skip_special_tokens=skip)
+    assert "".join(pieces) == added(tokenizer, prompt, ids, skip=skip)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(TEXTS) | st.text(max_size=8), max_size=6), st.data())
+def test_a_text_cut_anywhere_into_prompt_and_reply_joins_again(parts, data):
+    text = "".join(parts)
+    cut = data.draw(st.integers(0, len(text.encode())))
+    for tokenizer, ids in (
+        (BYTE_LEVEL, spell(text)),
+        (BYTE_FALLBACK, [BYTE_FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]),
+    ):
+        pieces, _ = stream(tokenizer, ids[cut:], prompt_ids=ids[:cut])
+        before = tokenizer.decode(ids[:cut])
+        if tokenizer.decode(ids).startswith(before):  # no character was cut
+            assert before + "".join(pieces) == tokenizer.decode(ids)
+        assert "".join(pieces) == added(tokenizer, ids[:cut], ids[cut:], skip=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt", "reply", "text"),
+    [
+        ("byte fallback", ["b"], ["▁the"], " the"),
+        ("byte fallback", [], ["▁the"], "the"),
+        ("byte fallback", ["<s>"], ["▁the"], "the"),
+        ("byte fallback", ["b", "<s>"], ["▁the"], " the"),
+        ("byte fallback", ["b", "<0xE4>", "<0xBD>"], ["<0xA0>", "."], "你."),
+        ("metaspace", ["b"], ["▁▁", "▁the"], "   the"),
+        ("word pieces", ["a"], ["the", "."], " the."),
+        ("suffixed", ["a</w>"], ["b", "c"], " bc"),
+        ("undecoded", ["a"], ["b"], " b"),
+    ],
+)
+def test_a_reply_begins_as_it_goes_on_from_its_prompt(kind, prompt, reply, text):
+    tokenizer = KINDS[kind]
+    prompt_ids, ids = ([tokenizer.token_to_id(each) for each in part] for part in (prompt, reply))
+    assert "".join(stream(tokenizer, ids, prompt_ids=prompt_ids)[0]) == text
+
+
+def test_a_stop_string_may_begin_with_the_space_after_the_prompt():
+    ids = [BYTE_FALLBACK.token_to_id(each) for each in ("b", "▁the", ".")]
+    pieces, stopped_by = stream(BYTE_FALLBACK, ids[1:], prompt_ids=ids[:1], stop=[" the"])
+    assert ("".join(pieces), stopped_by) == ("", " the")
+
+
+def test_a_reply_ends_a_character_of_a_long_run_of_bytes():
+    *first, last = [BYTE_FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in ("你" * 1000).encode()]
+    for extra in range(3):
+        prompt = [BYTE_FALLBACK.token_to_id("b"), *[BYTE_FALLBACK.token_to_id("<0x61>")] * extra, *first]
+        assert "".join(stream(BYTE_FALLBACK, [last], prompt_ids=prompt)[0]) == "你"
+
+
+def test_no_more_is_decoded_for_a_longer_prompt(monkeypatch):
+    decoded: list[int] = []
+    decode = Tokenizer.decode
+    monkeypatch.setattr(
+        Tokenizer,
+        "decode",
+        lambda self, ids, **options: decoded.append(len(ids)) or decode(self, ids, **options),
+    )
+    for tokenizer in KINDS.values():
+        counts = []
+        for length in (1_000, 20_000):
+            decoded.clear()
+            stream(tokenizer, [1, 2, 3] * 30, prompt_ids=[1, 2] * length)
+            counts.append(sum(decoded))
+        assert counts[0] == counts[1]
 
 
 @settings(max_examples=400, deadline=None)
