@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm.cli.output import print_json, print_result, progress
+from swarm.cli.output import note, print_json, print_result, progress
 from swarm.config import store_root
 from swarm.values import Span, format_size
 
@@ -35,12 +35,19 @@ def pull(name: str, as_json: bool) -> None:
     """Fetch a model, unless it is there.
 
     NAME is smollm2-135m, or ORG/NAME[@REVISION] for a model of the Hugging Face hub, for which HF_HOME,
-    HF_TOKEN and HF_HUB_OFFLINE are honoured. A download that was cut off goes on where it was.
+    HF_TOKEN and HF_HUB_OFFLINE are honoured. A download from there that was cut off or interrupted goes on
+    where it was when the command is run again.
     """
     from swarm.model import store
+    from swarm.model.hub import parse_hub_name
 
-    with progress(unit_is_bytes=True) as on_progress:
-        directory = store.pull(name, store_root(), on_progress)
+    try:
+        with progress(unit_is_bytes=True) as on_progress:
+            directory = store.pull(name, store_root(), on_progress)
+    except KeyboardInterrupt:
+        if parse_hub_name(name):
+            note("What has arrived is kept: the same command goes on with it.")
+        raise
     _print_stored(name, directory, as_json)
 
 

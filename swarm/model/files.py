@@ -58,14 +58,15 @@ def scratch_directory(parent: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_to(target: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write into a `ConfigurationError` that names `target`."""
+def writing_to(target: Path, variable: str = "SWARM_HOME") -> Iterator[None]:
+    """Turn the operating system's refusal to write into a `ConfigurationError` that names `target`, and
+    the environment variable that moves it."""
     try:
         yield
     except OSError as error:
         raise ConfigurationError(
             f"{target} cannot be written: {error.strerror or error}",
-            "Free disk space, or name another directory with SWARM_HOME.",
+            f"Free disk space, or name another directory with {variable}.",
         ) from error
 
 
@@ -85,6 +86,22 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             on_wait()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def try_locked(path: Path) -> Iterator[bool]:
+    """Hold the lock file `path`, unless another process does; gives whether it is held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)
 
