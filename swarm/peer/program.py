@@ -5,6 +5,7 @@ The one place where a peer's parts meet the real network, disk and clock.
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -12,10 +13,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from swarm.errors import ClockOff
 from swarm.lifetime import persist, until_stopped
+from swarm.memory import available_bytes
 from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
@@ -37,13 +37,15 @@ from swarm.peer.throughput import Throughput, measure
 from swarm.peer.wake import boot_clock
 from swarm.security.identity import Identity
 from swarm.security.manifest import Manifest
-from swarm.values import PeerId, Span
+from swarm.values import PeerId, Span, format_size
 from swarm.wire.records import Snapshot
 
 CACHE_SHARE = 0.25  # of a peer's memory, for the caches of sessions
 MEMORY_SHARE = 0.8  # of what is free, when no --memory is given
 SETTLE_S = 1.0  # how long a joining peer waits to see whether another chose the same blocks
 MAX_CHOICES = 5
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +142,31 @@ def _make_plan(config: PeerConfig) -> _Plan:
     """Raises what keeps this peer from hosting what it is asked to, before the swarm hears of it."""
     model = read_config(config.directory)
     dtype = parse_dtype(config.dtype or model.dtype)
-    memory_bytes = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
+    memory_bytes = _usable_bytes(config.memory_bytes)
     largest = max(span_size_bytes(model, Span(b, b + 1), dtype) for b in range(model.num_blocks))
-    fitting = blocks_that_fit(
-        int(memory_bytes * (1 - CACHE_SHARE)), largest, bytes_per_token(model, 1, dtype)
-    )
+    cache = bytes_per_token(model, 1, dtype)
+    fitting = blocks_that_fit(int(memory_bytes * (1 - CACHE_SHARE)), largest, cache)
+    wanted = config.span or Span(0, model.num_blocks)
+    needed_bytes = int(len(wanted) * (largest + cache) / (1 - CACHE_SHARE))
     if config.span is not None:
         model.check_span(config.span)
-        check_fits(config.span, fitting, memory_bytes)
+        check_fits(config.span, fitting, memory_bytes, needed_bytes)
         check_files(config.directory, model, config.span)
     elif not fitting:
-        check_fits(Span(0, model.num_blocks), fitting, memory_bytes)
+        check_fits(wanted, fitting, memory_bytes, needed_bytes)
     return _Plan(
         model, ensure_manifest(config.directory, config.store_root), dtype_name(dtype), memory_bytes, fitting
     )
+
+
+def _usable_bytes(wanted_bytes: int | None) -> int:
+    """The memory for blocks and caches: what was given, or most of what is free, and never more than is."""
+    free_bytes = available_bytes()
+    if wanted_bytes is None:
+        return int(free_bytes * MEMORY_SHARE)
+    if wanted_bytes > free_bytes:
+        _log.warning("%s are free, so --memory counts as that much", format_size(free_bytes))
+    return min(wanted_bytes, free_bytes)
 
 
 def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
