@@ -19,6 +19,7 @@ from swarm.model.cache import KVCache
 from swarm.model.compute import Compute
 from swarm.model.config import ModelConfig
 from swarm.model.dtypes import parse_dtype
+from swarm.model.parts import missing_of_span
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import load_span, span_size_bytes
 from swarm.security.manifest import Manifest
@@ -110,11 +111,14 @@ class LocalBlocks:
     _too_large: set[tuple[Span, str]] = field(default_factory=set)
 
     def fits(self, span: Span, numerics: Numerics) -> bool:
-        """Whether the blocks can be run here: there is room, and nothing quantised is asked for."""
+        """Whether the blocks can be run here: the files are here, there is room, and nothing quantised is
+        asked for."""
         key = span, numerics.dtype
         if numerics.quantization != "none" or key in self._too_large:
             return False
         needed_bytes = span_size_bytes(self.config, span, parse_dtype(numerics.dtype))
+        if key not in self._loaded and missing_of_span(self.directory, self.config, span):
+            return False
         return key in self._loaded or needed_bytes < available_bytes() * MEMORY_SHARE
 
     async def open(self, planned: PlannedHop, codec_dtype: torch.dtype) -> LocalHop:

@@ -7,8 +7,9 @@ interrupted while it waits; so only its settings and its layout on disk are used
 """
 
 import asyncio
+import os
 import re
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarm.errors import BrokenModel, DownloadFailed, UnsupportedModel
 from swarm.model.checkpoint import SINGLE_FILE, shard_files
+from swarm.model.fields import REPULL
 from swarm.model.files import StageProgress, writing_to
+from swarm.security.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from swarm.model.hub_api import HubApi
@@ -37,8 +40,10 @@ _OTHERS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    MANIFEST_FILE,  # where somebody who has all of the model put it
     "additional_chat_templates/*.jinja",
 )
+_SNAPSHOT = re.compile(r"(/.+)/models--(.+?)--(.+)/snapshots/([0-9a-f]{40})/config\.json")
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w.-]*))?")
 
 
@@ -64,6 +69,24 @@ def parse_hub_name(name: str) -> HubModel | None:
     return HubModel(match[1], match[2]) if match else None
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the files of a model's directory are: the hub's cache, and one commit of a repository there."""
+
+    cache: Path
+    repository: str
+    sha: str
+
+
+def origin(directory: Path) -> Origin | None:
+    """Which commit of the hub a model's directory is of, by where its links point; None if it is of none."""
+    try:
+        match = _SNAPSHOT.fullmatch(str((directory / "config.json").readlink()))
+    except OSError:
+        return None
+    return Origin(Path(match[1]), f"{match[2]}/{match[3]}", match[4]) if match else None
+
+
 def fetch_from_hub(model: HubModel, directory: Path, on_progress: StageProgress) -> None:
     """Download what is needed of `model` and link it into `directory`. Not to be called within a loop.
 
@@ -71,14 +94,57 @@ def fetch_from_hub(model: HubModel, directory: Path, on_progress: StageProgress)
     `DownloadFailed` when the hub refuses or cannot be reached, `ConfigurationError` when the disk has no
     room, `UnsupportedModel` when the model has no safetensors or no tokenizer.json.
     """
-    snapshot = asyncio.run(_fetch_all(model, on_progress))
+    snapshot = asyncio.run(_fetch_commit(model, (_OTHERS, _WEIGHTS), _has_weights, on_progress))
+    _need(_has_weights(snapshot), model, "safetensors with all of its weights")
+    _link(model, snapshot, directory, (*_OTHERS, *_WEIGHTS))
+
+
+async def fetch_without_weights(model: HubModel, directory: Path, on_progress: StageProgress) -> None:
+    """As `fetch_from_hub`, but only the small files; `fetch_weights` brings more."""
+    snapshot = await _fetch_commit(model, (_OTHERS,), lambda snapshot: True, on_progress)
+    _link(model, snapshot, directory, _OTHERS)
+
+
+async def fetch_weights(directory: Path, names: Sequence[str], on_progress: StageProgress) -> None:
+    """Bring more files of weights into a model's directory that is of the hub, and of the same commit.
+
+    Raises as `fetch_from_hub`, and `BrokenModel` when the directory is not of the hub.
+    """
+    from swarm.model.hub_api import Unreachable, open_hub
+    from swarm.model.hub_cache import HubCache
+
+    at = origin(directory)
+    if at is None:
+        raise BrokenModel(f"{directory} has no {', '.join(names[:3])}, and is not of the hub", REPULL)
+    cache = HubCache(at.cache, at.repository)
+    snapshot = cache.snapshot(at.sha)
+    absent = [name for name in names if not (snapshot / name).exists()]
+    try:
+        if absent:
+            async with open_hub(at.repository, asyncio.sleep) as hub:
+                with writing_to(cache.folder, "HF_HOME"):
+                    await _Fetch(hub, cache, at.sha, on_progress).bring(absent)
+                    cache.sweep(is_all_here=False)
+    except Unreachable as error:
+        raise _unreachable(at.repository, error) from error
+    with writing_to(directory):
+        for name in names:
+            _link_file(snapshot / name, directory / name)
+
+
+def _link(model: HubModel, snapshot: Path, directory: Path, patterns: Sequence[str]) -> None:
     for needed in ("config.json", "tokenizer.json"):
         _need((snapshot / needed).exists(), model, needed)
-    _need(_has_weights(snapshot), model, "safetensors with all of its weights")
-    for file in (path for path in snapshot.rglob("*") if path.is_file()):
-        link = directory / file.relative_to(snapshot)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file.absolute())
+    here = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    for name in _matching(here, patterns):
+        _link_file(snapshot / name, directory / name)
+
+
+def _link_file(file: Path, link: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = link.with_name(f"{link.name}.{os.getpid()}")
+    unfinished.symlink_to(file.absolute())
+    unfinished.replace(link)
 
 
 def _has_weights(snapshot: Path) -> bool:
@@ -99,8 +165,14 @@ def _need(found: bool, model: HubModel, what: str) -> None:
         )
 
 
-async def _fetch_all(model: HubModel, on_progress: StageProgress) -> Path:
-    """The directory with all files of a model, from the hub or, when that cannot be asked, from before."""
+async def _fetch_commit(
+    model: HubModel,
+    groups: Sequence[Sequence[str]],
+    is_enough: Callable[[Path], bool],
+    on_progress: StageProgress,
+) -> Path:
+    """The directory with a model's files, group by group, from the hub or, when that cannot be asked, from
+    before, if `is_enough` says so."""
     from huggingface_hub import constants
 
     from swarm.model.hub_api import Unreachable, open_hub
@@ -113,22 +185,25 @@ async def _fetch_all(model: HubModel, on_progress: StageProgress) -> Path:
             commit = await hub.commit(model.branch)
             fetch = _Fetch(hub, cache, commit.sha, on_progress)
             with writing_to(cache.folder, "HF_HOME"):
-                # weights last: where those are whole, the other files are too
-                await fetch.bring(_matching(commit.files, _OTHERS))
-                await fetch.bring(_matching(commit.files, _WEIGHTS))
+                for patterns in groups:  # weights last: where those are whole, the other files are too
+                    await fetch.bring(_matching(commit.files, patterns))
                 cache.remember(model.branch, commit.sha)
-                cache.sweep()
+                cache.sweep(is_all_here=_WEIGHTS in groups)
         return cache.snapshot(commit.sha)
     except Unreachable as error:
         snapshot = cache.last_snapshot(model.branch)
-        if snapshot is None or not _has_weights(snapshot):
-            raise DownloadFailed(
-                f"{model} could not be downloaded from the Hugging Face hub: it cannot be reached ({error}), "
-                "and the model is not whole in its local cache",
-                "Check the network connection (and HF_HUB_OFFLINE), then run the command again; "
-                "it goes on with what has arrived.",
-            ) from error
+        if snapshot is None or not is_enough(snapshot):
+            raise _unreachable(str(model), error) from error
         return snapshot
+
+
+def _unreachable(name: str, error: Exception) -> DownloadFailed:
+    return DownloadFailed(
+        f"{name} could not be downloaded from the Hugging Face hub: it cannot be reached ({error}), "
+        "and what is needed is not in its local cache",
+        "Check the network connection (and HF_HUB_OFFLINE), then run the command again; "
+        "it goes on with what has arrived.",
+    )
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -189,7 +264,7 @@ class _Fetch:
         def on_wait() -> None:
             self.on_progress("waiting for another process that fetches it", 0, 0)
 
-        async with self.cache.hold(file, on_wait, asyncio.sleep):
+        async with self.cache.hold(file, on_wait):
             if self.cache.has(file):
                 return
             partial = Partial(self.cache.partial(file), file.size_bytes)

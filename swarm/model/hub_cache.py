@@ -12,11 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from swarm.errors import ConfigurationError
-from swarm.model.files import try_locked
-from swarm.model.transfer import RemoteFile, Sleep
+from swarm.model.files import held, try_locked
+from swarm.model.transfer import RemoteFile
 from swarm.values import format_size
 
-LOOK_AGAIN_S = 0.3  # whether another process has let go of a file
 _PARTIAL = ".incomplete"
 _UNIQUE = re.compile(r"\.[0-9a-f]{8}$")  # what newer libraries add to the name of a partial file
 
@@ -96,23 +95,19 @@ class HubCache:
         unfinished.replace(link)
 
     @asynccontextmanager
-    async def hold(self, file: RemoteFile, on_wait: Callable[[], None], sleep: Sleep) -> AsyncIterator[None]:
+    async def hold(self, file: RemoteFile, on_wait: Callable[[], None]) -> AsyncIterator[None]:
         """Be the only process that fetches a file."""
         self._blob(file.etag).parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            with try_locked(self._lock(file.etag)) as is_held:
-                if is_held:
-                    yield
-                    return
-            on_wait()
-            await sleep(LOOK_AGAIN_S)
+        async with held(self._lock(file.etag), on_wait):
+            yield
 
-    def sweep(self) -> None:
-        """Remove the partial files that nobody is writing to: of older states, or of processes that died."""
+    def sweep(self, *, is_all_here: bool) -> None:
+        """Remove partial files that nobody writes to and nobody can go on with; when all is here, any."""
         for leftover in (self.folder / "blobs").glob(f"*{_PARTIAL}"):
-            etag = _UNIQUE.sub("", leftover.name.removesuffix(_PARTIAL))
+            name = leftover.name.removesuffix(_PARTIAL)
+            etag = _UNIQUE.sub("", name)
             with try_locked(self._lock(etag)) as is_held:
-                if is_held:
+                if is_held and (is_all_here or etag != name):
                     leftover.unlink(missing_ok=True)
 
     def _blob(self, name: str) -> Path:

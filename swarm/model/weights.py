@@ -8,7 +8,7 @@ themselves is at most one tensor in its stored format.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -172,18 +172,23 @@ def config_digest(config: ModelConfig) -> str:
     return hashlib.sha256(config.canonical()).hexdigest()
 
 
-def build_manifest(directory: Path, on_progress: Progress | None = None) -> Manifest:
-    """Hash everything that makes a model what it is, tensor by tensor. Needs all of its files.
+def build_manifest(
+    directory: Path, on_progress: Progress | None = None, only: Collection[str] | None = None
+) -> Manifest:
+    """Hash everything that makes a model what it is, tensor by tensor. Needs all of its files, or those with
+    `only` some of its tensors; what comes out is then a part of its manifest.
 
     Tensors that are not computed with (a second copy of tied embeddings, say) do not count.
     """
     config = read_config(directory)
     checkpoint = _open_ends(directory, config)
     shapes = head_tensors(config)
-    if not _are_tied(checkpoint, config):
+    if only is not None or not _are_tied(checkpoint, config):
         shapes[LM_HEAD] = shapes[EMBEDDING]
     for block in range(config.num_blocks):
         shapes |= block_tensors(config, block)
+    if only is not None:
+        shapes = {name: shape for name, shape in shapes.items() if name in only}
     total = sum(checkpoint.info(name, shape).size_bytes for name, shape in shapes.items())
     done, digests = 0, {}
     for name, shape in shapes.items():
@@ -191,7 +196,7 @@ def build_manifest(directory: Path, on_progress: Progress | None = None) -> Mani
         done += checkpoint.info(name, shape).size_bytes
         if on_progress is not None:
             on_progress(done, total)
-    if has_both_layouts(directory):
+    if only is None and has_both_layouts(directory):
         _check_other_layout(directory, shapes, digests)
     return Manifest(config_digest(config), tokenizer_digests(directory), digests)
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.errors import ClockOff
-from swarm.lifetime import persist, until_stopped
+from swarm.lifetime import Stopped, persist, unless_stopped, until_stopped
 from swarm.memory import available_bytes
 from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name, parse_dtype
+from swarm.model.files import StageProgress
+from swarm.model.parts import can_be_fetched, fetch, missing_of_span
 from swarm.model.span import SpanModel
 from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
@@ -70,6 +72,7 @@ class PeerEvents:
     """Whom the program tells what happens, for a person or a script to see."""
 
     on_joined: Callable[[tuple[str, ...], int], None]  # addresses to join through, port of the monitor
+    on_fetching: StageProgress  # bytes done, bytes in all
     on_loading: Callable[[Span, int, int], None]  # bytes done, bytes in all
     on_online: Callable[[Profile, Throughput], None]
     on_leaving: Callable[[float], None]  # seconds at most
@@ -91,13 +94,16 @@ class _Plan:
         return int(self.memory_bytes * CACHE_SHARE)
 
 
-class _Stopped(Exception):
-    """Told to stop while still loading."""
-
-
 async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
     """Run a peer until `stop` is set. Raises what keeps it from that."""
+    with contextlib.suppress(Stopped):  # while it still fetches or loads
+        await _run(config, identity, events, stop)
+
+
+async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
     plan = await asyncio.to_thread(_make_plan, config)
+    if config.span is not None:  # before the swarm hears of it
+        await _fetch(config, plan, config.span, events, stop)
     async with AsyncExitStack() as stack:
         network = await Libp2pNetwork.start(config.network, identity)
         stack.push_async_callback(network.close)
@@ -118,10 +124,8 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         stack.callback(reaching.cancel)
         compute = ComputeThread()
         stack.callback(compute.close)
-        try:
-            model, throughput = await compute.run(lambda: _load(config, plan, announcer, events, stop))
-        except _Stopped:
-            return
+        await _fetch(config, plan, announcer.profile.span, events, stop)
+        model, throughput = await compute.run(lambda: _load(config, plan, announcer, events, stop))
         limits = SessionLimits(plan.cache_bytes, plan.config.context_length)
         peer = Peer(model, announcer, limits, throughput, compute, instruments, boot_clock)
         stack.push_async_callback(peer.stop)
@@ -151,7 +155,8 @@ def _make_plan(config: PeerConfig) -> _Plan:
     if config.span is not None:
         model.check_span(config.span)
         check_fits(config.span, fitting, memory_bytes, needed_bytes)
-        check_files(config.directory, model, config.span)
+        if not can_be_fetched(config.directory):
+            check_files(config.directory, model, config.span)
     elif not fitting:
         check_fits(wanted, fitting, memory_bytes, needed_bytes)
     return _Plan(
@@ -185,6 +190,18 @@ def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
     )
 
 
+async def _fetch(
+    config: PeerConfig, plan: _Plan, span: Span, events: PeerEvents, stop: asyncio.Event
+) -> None:
+    """Bring here what holds the span and is not here. Raises `Stopped`, and what keeps it from that."""
+    if absent := missing_of_span(config.directory, plan.config, span):
+        try:
+            await unless_stopped(stop, fetch(config.directory, absent, events.on_fetching))
+        except Stopped:
+            _log.warning("The download is not at its end: the next start goes on with what has arrived")
+            raise
+
+
 async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) -> None:
     """Take the worst-covered blocks that fit; choose again when a peer that goes first was faster."""
     chosen: Span | None = None
@@ -215,12 +232,12 @@ def _going_first(snapshot: Snapshot, own: PeerId) -> Snapshot:
 def _load(
     config: PeerConfig, plan: _Plan, announcer: Announcer, events: PeerEvents, stop: asyncio.Event
 ) -> tuple[SpanModel, Throughput]:
-    """Runs on the compute thread. Raises `_Stopped` when told to stop before the end."""
+    """Runs on the compute thread. Raises `Stopped` when told to stop before the end."""
     span = announcer.profile.span
 
     def on_progress(done: int, total: int) -> None:
         if stop.is_set():
-            raise _Stopped
+            raise Stopped
         events.on_loading(span, done, total)
 
     model = load_span(

@@ -10,6 +10,10 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "model.safetensors"
@@ -52,11 +56,18 @@ class Hub(http.server.ThreadingHTTPServer):
         self.manners = Manners()
         self.asked: list[Asked] = []
         self.sent_bytes = 0  # of weights
+        self.sends_weights = threading.Event()
 
     @property
     def url(self) -> str:
         """Its endpoint."""
         return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def weights_asked(self) -> list[str]:
+        """The files of weights whose bytes were asked for, each as often as it was."""
+        names = [each.path.rsplit("/", 1)[-1] for each in self.asked if each.method == "GET"]
+        return sorted(name for name in names if name.endswith(".safetensors"))
 
     def ranges(self, name: str = WEIGHTS) -> list[str | None]:
         """The ranges that were asked for of a file, in order."""
@@ -128,6 +139,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def send_weights(self, content: bytes, headers: dict[str, str]) -> None:
         manners = self.server.manners
+        self.server.sends_weights.set()
         start, status = 0, 200
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")
         if asked and manners.ranges == "refused":
@@ -155,7 +167,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def send_body(self, content: bytes, is_chunked: bool) -> None:
-        rate = self.server.manners.rate_bytes_per_s
+        rate = self.server.manners.rate_bytes_per_s if self.path.endswith(".safetensors") else 0
         step = max(1, int(rate / 20)) if rate else 2**16
         for start in range(0, len(content), step):
             piece = content[start : start + step]
@@ -171,3 +183,22 @@ def tag(content: bytes) -> str:
     """How the hub names a small file."""
     header = b"blob %d\0" % len(content)
     return hashlib.sha1(header + content).hexdigest()  # noqa: S324
+
+
+def files_cut_by_block(model: Path) -> dict[str, bytes]:
+    """The files of a model directory of one file of weights, with those cut as large models have them: the
+    embedding, then each block, then norm and lm_head; and the index."""
+    tensors = load_file(model / WEIGHTS)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = re.match(r"model\.layers\.(\d+)\.", name)
+        place = int(match[1]) + 1 if match else 0 if name == "model.embed_tokens.weight" else 10_000
+        parts.setdefault(f"{place:05d}", {})[name] = tensor
+    names = {
+        place: f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        for number, place in enumerate(sorted(parts), 1)
+    }
+    weight_map = {name: names[place] for place, part in parts.items() for name in part}
+    files = {names[place]: save(part) for place, part in parts.items()}
+    files |= {path.name: path.read_bytes() for path in model.iterdir() if path.name != WEIGHTS}
+    return files | {"model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode()}
