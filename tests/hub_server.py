@@ -33,6 +33,7 @@ class Manners:
     elsewhere: str = ""  # where bodies are, if not here
     changes_to: bytes | None = None  # what the file is from the first cut on
     said_etag: str | None = None
+    lists_by_tree: bool = False  # and not with the commit
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         match path.split("/"):
             case ["api", "models", "org", "tiny", "revision", "main" | "v1"]:
                 siblings = [{"rfilename": name} for name in self.server.files]
-                self.send_json(200, {"id": "org/tiny", "sha": COMMIT, "siblings": siblings})
+                listing = {} if self.server.manners.lists_by_tree else {"siblings": siblings}
+                self.send_json(200, {"id": "org/tiny", "sha": COMMIT} | listing)
+            case ["api", "models", "org", "tiny", "tree", _]:
+                self.send_json(200, [{"type": "file", "path": name} for name in self.server.files])
             case ["api", "models", "org", "tiny", "revision", _]:
                 self.send_json(404, {}, {"X-Error-Code": "RevisionNotFound"})
             case ["api", "models", "org", "gated", *_]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -38,7 +37,7 @@ class ClientFlags:
     """How to reach a swarm and behave towards it."""
 
     join: tuple[str, ...]
-    manifest: tuple[Path, ...]
+    manifest: tuple[str, ...]
     patience: float
     lease: float
     dtype: str | None
@@ -50,7 +49,7 @@ class ClientFlags:
 
     async def open(self, model: str) -> "Client":
         """Fetch what is missing of the ends of the model, load them and join."""
-        await fetch_ends([model], self.manifest)
+        await fetch_ends([model], self.manifest, self.join)
         (client,) = await self.open_all([model])
         return client
 
@@ -81,7 +80,7 @@ def client_options(function: Command) -> Command:
         click.option(
             "--manifest",
             multiple=True,
-            type=click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE|DIGEST",
             help=MANIFEST_HELP,
         ),
         click.option("--patience", type=DURATION, default="30s", help="How long to wait for missing blocks."),

@@ -121,7 +121,7 @@ async def _serve(
     from swarm.gateway.app import Gateway
 
     try:
-        await unless_stopped(stop, fetch_ends(models, flags.manifest))
+        await unless_stopped(stop, fetch_ends(models, flags.manifest, flags.join))
     except Stopped:
         return
     async with AsyncExitStack() as stack:

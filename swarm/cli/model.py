@@ -33,9 +33,12 @@ def command() -> None:
 @click.argument("name")
 @click.option("--blocks", metavar="A:B", help="Fetch only the files that hold these blocks, for a peer.")
 @click.option("--ends", is_flag=True, help="Fetch only the files that hold the ends, for a client.")
-@click.option("--manifest", type=click.Path(dir_okay=False, path_type=Path), help=MANIFEST_HELP)
+@click.option("--manifest", metavar="FILE|DIGEST", help=MANIFEST_HELP)
+@click.option("--join", multiple=True, metavar="ADDRESS", help="A node of the swarm that knows the manifest.")
 @_json_option
-def pull(name: str, blocks: str | None, ends: bool, manifest: Path | None, as_json: bool) -> None:
+def pull(
+    name: str, blocks: str | None, ends: bool, manifest: str | None, join: tuple[str, ...], as_json: bool
+) -> None:
     """Fetch a model, or parts of one, unless they are there.
 
     NAME is smollm2-135m, or ORG/NAME[@REVISION] for a model of the Hugging Face hub, for which HF_HOME,
@@ -47,10 +50,10 @@ def pull(name: str, blocks: str | None, ends: bool, manifest: Path | None, as_js
     """
     manifests = [] if manifest is None else [manifest]
     if blocks is None and not ends:
-        directory = pull_whole(name, manifests)
+        directory = pull_whole(name, manifests, join)
     else:
         span = None if blocks is None else parse_span(blocks)
-        directory = pull_parts(name, span, ends, manifests)
+        directory = pull_parts(name, span, ends, manifests, join)
     _print_stored(name, directory, as_json)
 
 

@@ -1,6 +1,5 @@
 """`swarm peer`: host blocks of a model for others."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--blocks", default="auto", metavar="A:B|auto", help="Blocks to host; auto takes the worst covered."
 )
-@click.option("--manifest", type=click.Path(dir_okay=False, path_type=Path), help=MANIFEST_HELP)
+@click.option("--manifest", metavar="FILE|DIGEST", help=MANIFEST_HELP)
 @network_options(role="peer")
 @click.option("--memory", type=SIZE, help="Memory to use, for example 6GiB. [default: 80% of what is free]")
 @click.option(
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 def command(
     model: str,
     blocks: str,
-    manifest: Path | None,
+    manifest: str | None,
     network: NetworkOptions,
     memory: int | None,
     dtype: str | None,
@@ -70,7 +69,7 @@ def command(
         raise UsageError(f"--name has {len(public_name)} characters", f"Use at most {MAX_NAME_CHARS}.")
     paths = find_paths()
     span = None if blocks == "auto" else parse_span(blocks)
-    directory = find_model(model, [] if manifest is None else [manifest])
+    directory = find_model(model, [] if manifest is None else [manifest], network.join)
     with network.claim() as (identity, node), progress(unit_is_bytes=True) as show:
         config = PeerConfig(
             model=model,

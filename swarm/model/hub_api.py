@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
@@ -64,15 +64,15 @@ class HubApi:
 
     async def commit(self, revision: str) -> Commit:
         """The commit that a branch or tag stands at. Raises `Unreachable` and `DownloadFailed`."""
-        url = f"{self._endpoint}/api/models/{self._repository}/revision/{quote(revision, safe='')}"
-        try:
-            fields = parse_json(await self._patiently(lambda: self._read(url)))
-        except ValueError as error:
-            raise DownloadFailed(f"{url} does not answer with JSON: {error}", _LISTING_FIX) from error
-        sha, siblings = (fields.get("sha"), fields.get("siblings")) if isinstance(fields, dict) else ("", [])
-        if not isinstance(sha, str) or not _COMMIT.fullmatch(sha) or not isinstance(siblings, list):
-            raise DownloadFailed(f"{url} does not say which commit and files there are", _LISTING_FIX)
-        names = [each.get("rfilename") for each in siblings if isinstance(each, dict)]
+        url = f"{self._endpoint}/api/models/{self._repository}"
+        fields = await self._json(f"{url}/revision/{quote(revision, safe='')}")
+        sha = fields.get("sha") if isinstance(fields, dict) else None
+        if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
+            raise DownloadFailed(f"{url} does not say at which commit {revision} stands", _LISTING_FIX)
+        listing, key = fields.get("siblings"), "rfilename"
+        if not isinstance(listing, list):  # some mirrors leave it out
+            listing, key = await self._json(f"{url}/tree/{sha}?recursive=true"), "path"
+        names = [each.get(key) for each in listing if isinstance(each, dict)]
         return Commit(sha, tuple(name for name in names if isinstance(name, str)))
 
     async def file(self, sha: str, name: str) -> RemoteFile:
@@ -108,6 +108,12 @@ class HubApi:
             else:
                 self._was_reached = True
                 return answer
+
+    async def _json(self, url: str) -> Any:  # noqa: ANN401 - any JSON
+        try:
+            return parse_json(await self._patiently(lambda: self._read(url)))
+        except ValueError as error:
+            raise DownloadFailed(f"{url} does not answer with JSON: {error}", _LISTING_FIX) from error
 
     async def _read(self, url: str) -> bytes:
         async with self._session.get(url) as answer:

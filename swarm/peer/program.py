@@ -27,6 +27,7 @@ from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.network.manifests import MANIFEST_PROTOCOL, ManifestServer
 from swarm.network.transport import Network, Reach
 from swarm.peer.announcer import RECORD_LIFE_S, Announcer, Profile
 from swarm.peer.instruments import Instruments
@@ -107,6 +108,7 @@ async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop:
     async with AsyncExitStack() as stack:
         network = await Libp2pNetwork.start(config.network, identity)
         stack.push_async_callback(network.close)
+        await network.serve(MANIFEST_PROTOCOL, ManifestServer(plan.manifest))
         directory = OwnDirectory(network, identity, time.time)
         announcer = Announcer(directory, _profile(config, plan, identity), time.time)
         announcer.reachable = lambda: "direct" if network.reach == "unknown" else network.reach

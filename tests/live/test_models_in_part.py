@@ -11,6 +11,7 @@ from hub_server import files_cut_by_block, serving
 
 from swarm.model.weights import build_manifest
 from swarm.security.identity import new_identity
+from swarm.security.manifest import read_manifest
 from swarm.testing.processes import SwarmProcess
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 
@@ -52,7 +53,8 @@ async def run(*arguments: str, environment: dict[str, str]) -> tuple[int | None,
 
 
 async def test_peers_and_clients_fetch_only_what_they_need(hub, machine, tmp_path, module_mark):
-    model = ["org/tiny", "--manifest", str(tmp_path / "manifest.json")]
+    first_model = ["org/tiny", "--manifest", str(tmp_path / "manifest.json")]
+    model = ["org/tiny", "--manifest", read_manifest(tmp_path / "manifest.json").digest]  # the swarm has it
 
     def fetched() -> list[int]:
         numbers = [int(name.split("-")[1]) for name in hub.weights_asked]
@@ -62,7 +64,7 @@ async def test_peers_and_clients_fetch_only_what_they_need(hub, machine, tmp_pat
     def environment(name: str) -> dict[str, str]:
         return module_mark.environment | machine(name)
 
-    first = await SwarmProcess.start("peer", *model, "--blocks", "0:4", environment=environment("one"))
+    first = await SwarmProcess.start("peer", *first_model, "--blocks", "0:4", environment=environment("one"))
     try:
         joined = await first.wait_for("joined")
         await first.wait_for("online")

@@ -212,6 +212,11 @@ def test_line_that_is_cut_again_and_again_is_taken_up(is_chunked, hub, fetch):
     assert hub.ranges()[:2] == [None, f"bytes={SOME}-"]
 
 
+def test_hub_that_lists_files_apart_from_the_commit_will_do(hub, fetch):
+    hub.manners.lists_by_tree = True
+    assert fetch() == hub.files[WEIGHTS]
+
+
 def test_server_in_trouble_is_asked_again(hub, fetch):
     hub.manners.cuts = [SOME]
     hub.manners.statuses = [200, 503, 500, 429]

@@ -128,7 +128,7 @@ def test_manifest_in_the_repository_will_do(hub, run, root, manifest):
 
 
 def test_part_without_a_manifest_is_refused_and_nothing_is_left(hub, run, root):
-    with pytest.raises(UnknownModel, match=r"repository holds no swarm-manifest.*--manifest FILE"):
+    with pytest.raises(UnknownModel, match=r"repository holds no swarm-manifest.*--manifest the digest"):
         run("pull", "org/tiny", "--blocks", "0:2")
     assert hub.weights_asked == []
     assert list((root / "models").iterdir()) == []
