@@ -70,6 +70,8 @@ async def test_peers_and_clients_fetch_only_what_they_need(hub, machine, tmp_pat
         await first.wait_for("online")
         assert fetched() == [2, 3, 4, 5]
         join = ["--join", joined["join"][0]]
+        _, shown, _ = await run("status", *join, environment=environment("three"))
+        assert model[-1] in shown
         memory = ["--memory", "210KiB"]  # for two blocks: it takes those that nobody hosts
         second = await SwarmProcess.start("peer", *model, *memory, *join, environment=environment("two"))
         try:
