@@ -84,9 +84,11 @@ def serving(files: dict[str, bytes]) -> Iterator[Hub]:
     with Hub(files) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -268,6 +268,8 @@ class _Fetch:
             if self.cache.has(file):
                 return
             partial = Partial(self.cache.partial(file), file.size_bytes)
+            if file.sha256 is None and not file.name.endswith(".safetensors"):
+                partial.path.unlink(missing_ok=True)  # it is small, and nothing would tell a damaged one
             try:
                 await partial.open()
                 await self.hub.fetch(file, partial, lambda here: self._tell(file, here))

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -161,6 +162,14 @@ class HubApi:
         return DownloadFailed(f"{what}: {refused}", GO_ON)
 
 
+def _proxy_for(endpoint: str) -> str | None:
+    """What HTTPS_PROXY and its like say. (aiohttp reads them only together with ~/.netrc, which is no token.)"""
+    parts = urlsplit(endpoint)
+    proxies = getproxies()
+    is_direct = proxy_bypass(parts.hostname or "")
+    return None if is_direct else proxies.get(parts.scheme) or proxies.get("all")
+
+
 @asynccontextmanager
 async def open_hub(repository: str, sleep: Sleep) -> AsyncIterator[HubApi]:
     """The hub, as the library's settings have it. Raises `Unreachable` when it is not to be asked."""
@@ -178,6 +187,6 @@ async def open_hub(repository: str, sleep: Sleep) -> AsyncIterator[HubApi]:
         connector=aiohttp.TCPConnector(limit=CONNECTIONS),
         headers=build_hf_headers(library_name="swarm"),
         timeout=timeout,
-        trust_env=True,  # HTTPS_PROXY and its like, as the library does
+        proxy=_proxy_for(constants.ENDPOINT),
     ) as session:
         yield HubApi(session, constants.ENDPOINT, repository, sleep)

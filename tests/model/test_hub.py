@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import COMMIT, WEIGHTS, serving
+from hub_server import COMMIT, WEIGHTS, serving, tag
 from huggingface_hub import constants, try_to_load_from_cache
 
 from swarm.errors import ConfigurationError, DownloadFailed
@@ -279,6 +279,14 @@ def test_pieces_that_do_not_make_the_file_are_fetched_anew(hub, fetch, blobs):
     assert fetch() == hub.files[WEIGHTS]
 
 
+def test_small_file_that_nothing_vouches_for_begins_anew(hub, fetch, blobs, tmp_path):
+    content = hub.files["config.json"]
+    blobs.mkdir(parents=True)
+    (blobs / f"{tag(content)}.incomplete").write_bytes(bytes(len(content)))  # as after a loss of power
+    fetch()
+    assert (tmp_path / "root" / "models" / "org--tiny" / "config.json").read_bytes() == content
+
+
 @pytest.mark.parametrize("said", [-1, 1])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["with a length", "chunked"])
 def test_server_that_lies_about_the_length_is_told(said, is_chunked, hub, fetch):
@@ -296,6 +304,23 @@ def test_token_is_not_shown_to_the_server_that_has_the_bytes(hub, fetch):
         assert {each.authorization for each in other.asked} == {None}
         assert {each.authorization for each in hub.asked} == {"Bearer secret"}
         assert other.ranges() == [None, f"bytes={SOME}-"]
+
+
+def test_password_file_of_other_programs_does_not_take_the_place_of_the_token(
+    hub, fetch, tmp_path, monkeypatch
+):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    fetch()
+    assert {each.authorization for each in hub.asked} == {"Bearer secret"}
+
+
+def test_proxy_of_the_environment_is_gone_through(hub, fetch, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.example")
+    monkeypatch.setenv(
+        "http_proxy", hub.url
+    )  # a proxy is asked for whole addresses, and this one serves them
+    assert fetch() == hub.files[WEIGHTS]
 
 
 def test_disk_without_room_is_told_before_a_byte_is_fetched(hub, fetch, monkeypatch):
