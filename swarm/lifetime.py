@@ -6,10 +6,12 @@ What goes wrong in one of its tasks ends no more than one run of that task.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from swarm.network.transport import Network
+
+Result = TypeVar("Result")
 
 RUN_AGAIN_AFTER_S = 1.0
 MAX_FAILURES = 5  # in a row
@@ -36,6 +38,24 @@ async def persist(name: str, work: Callable[[], Awaitable[None]]) -> None:
             if failures == MAX_FAILURES and not isinstance(error, OSError | MemoryError):
                 raise
         await asyncio.sleep(RUN_AGAIN_AFTER_S)
+
+
+class Stopped(Exception):
+    """Told to stop before some work was at its end."""
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
+    """Do `work`, which is cancelled when told to stop meanwhile; raises `Stopped` then."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Stopped
+        return working.result()
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 async def until_stopped(

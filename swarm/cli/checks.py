@@ -72,9 +72,9 @@ def check_compute() -> Check:
 
 def check_memory() -> Check:
     """Memory that a peer could take now."""
-    import psutil
+    from swarm.memory import available_bytes
 
-    free = psutil.virtual_memory().available
+    free = available_bytes()
     what = f"{format_size(free)} free"
     if free < _MEMORY_FAIL_BYTES:
         return Check("memory", "fail", what, "A peer needs 1 GiB beside its blocks: close other programs.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from swarm.cli.fetching import MANIFEST_HELP, fetch_ends
 from swarm.cli.output import StatusLine, note
 from swarm.cli.params import DURATION
 
@@ -18,7 +19,17 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")
-_CLIENT = ("join", "patience", "lease", "dtype", "recovery", "spares", "local_fallback", "threads")
+_CLIENT = (
+    "join",
+    "manifest",
+    "patience",
+    "lease",
+    "dtype",
+    "recovery",
+    "spares",
+    "local_fallback",
+    "threads",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,7 @@ class ClientFlags:
     """How to reach a swarm and behave towards it."""
 
     join: tuple[str, ...]
+    manifest: tuple[str, ...]
     patience: float
     lease: float
     dtype: str | None
@@ -36,7 +48,8 @@ class ClientFlags:
     waiting: StatusLine = field(default_factory=StatusLine)
 
     async def open(self, model: str) -> "Client":
-        """Load the ends of the model and join."""
+        """Fetch what is missing of the ends of the model, load them and join."""
+        await fetch_ends([model], self.manifest, self.join)
         (client,) = await self.open_all([model])
         return client
 
@@ -64,6 +77,12 @@ def client_options(function: Command) -> Command:
     """Adds the options; the command is given them as `client: ClientFlags`."""
     options = (
         click.option("--join", multiple=True, required=True, metavar="ADDRESS", help="A node of the swarm."),
+        click.option(
+            "--manifest",
+            multiple=True,
+            metavar="FILE|DIGEST",
+            help=MANIFEST_HELP,
+        ),
         click.option("--patience", type=DURATION, default="30s", help="How long to wait for missing blocks."),
         click.option(
             "--lease", type=DURATION, default="2s", help="Silence after which a peer counts as lost."

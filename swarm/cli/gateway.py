@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from swarm.cli.client_options import ClientFlags, client_options
+from swarm.cli.fetching import fetch_ends
 from swarm.cli.output import note, print_json, print_result
 from swarm.cli.params import DURATION, HOST_PORT, SIZE
 from swarm.cli.runtime import run_service
 from swarm.cli.supervisor import notify
 from swarm.errors import UsageError
-from swarm.lifetime import until_stopped
+from swarm.lifetime import Stopped, unless_stopped, until_stopped
 
 if TYPE_CHECKING:
     from swarm.gateway.app import GatewayConfig
@@ -123,6 +124,10 @@ async def _serve(
 ) -> None:
     from swarm.gateway.app import Gateway
 
+    try:
+        await unless_stopped(stop, fetch_ends(models, flags.manifest, flags.join))
+    except Stopped:
+        return
     async with AsyncExitStack() as stack:
         clients = await flags.open_all(models)
         stack.push_async_callback(clients[0].close)

@@ -16,9 +16,10 @@ import click
 
 from swarm.cli.lazy import LazyGroup, defaults_of, with_variable
 from swarm.config import config_file, load_config_file, software_version
-from swarm.errors import SwarmError
+from swarm.errors import DoesNotFit, SwarmError
 from swarm.log import configure_logging
 from swarm.plain_text import one_line
+from swarm.values import format_size
 
 COMMANDS = {
     "demo": "Start a small swarm on this machine and ask it a question.",
@@ -134,6 +135,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail("Interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         return _fail_unread()
+    except (MemoryError, RuntimeError) as error:
+        return _fail_memory(error)
     except OSError as error:  # the edge of the program: a full disk, a file that may not be read
         return _fail(f"The system refused: {error}. Put that right and run the command again", EXIT_FAILURE)
     return result if isinstance(result, int) else 0
@@ -164,6 +167,20 @@ def _fail(text: str, exit_code: int) -> int:
     sentence = text if text.endswith((".", "?", "!", ")")) else f"{text}."
     print(f"swarm: {sentence}", file=sys.stderr)
     return exit_code
+
+
+def _fail_memory(error: Exception) -> int:
+    """No memory is left, and nobody below knew for what: torch says so with a `RuntimeError`."""
+    from swarm.memory import available_bytes, is_shortage
+
+    if not is_shortage(error):
+        raise error
+    what = str(error).splitlines()[0] if str(error) else "the system gives no more"
+    return _fail(
+        f"There is not enough memory ({format_size(available_bytes())} are free): {what}. "
+        "Close other programs, or ask for less",
+        DoesNotFit.exit_code,
+    )
 
 
 def _fail_group(group: BaseExceptionGroup[BaseException]) -> int:

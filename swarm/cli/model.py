@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm.cli.fetching import MANIFEST_HELP, pull_parts, pull_whole
 from swarm.cli.output import print_json, print_result, progress
 from swarm.config import store_root
-from swarm.values import Span, format_size
+from swarm.values import Span, format_size, parse_span
 
 if TYPE_CHECKING:
     from swarm.model.config import ModelConfig
@@ -30,17 +31,29 @@ def command() -> None:
 
 @command.command("pull")
 @click.argument("name")
+@click.option("--blocks", metavar="A:B", help="Fetch only the files that hold these blocks, for a peer.")
+@click.option("--ends", is_flag=True, help="Fetch only the files that hold the ends, for a client.")
+@click.option("--manifest", metavar="FILE|DIGEST", help=MANIFEST_HELP)
+@click.option("--join", multiple=True, metavar="ADDRESS", help="A node of the swarm that knows the manifest.")
 @_json_option
-def pull(name: str, as_json: bool) -> None:
-    """Fetch a model, unless it is there.
+def pull(
+    name: str, blocks: str | None, ends: bool, manifest: str | None, join: tuple[str, ...], as_json: bool
+) -> None:
+    """Fetch a model, or parts of one, unless they are there.
 
     NAME is smollm2-135m, or ORG/NAME[@REVISION] for a model of the Hugging Face hub, for which HF_HOME,
-    HF_TOKEN and HF_HUB_OFFLINE are honoured. A download that was cut off goes on where it was.
-    """
-    from swarm.model import store
+    HF_TOKEN and HF_HUB_OFFLINE are honoured. A download from there that was cut off or interrupted goes on
+    where it was when the command is run again.
 
-    with progress(unit_is_bytes=True) as on_progress:
-        directory = store.pull(name, store_root(), on_progress)
+    Parts need the manifest, which says what each part must be: the one of --manifest, or the file
+    swarm-manifest.json of the repository.
+    """
+    manifests = [] if manifest is None else [manifest]
+    if blocks is None and not ends:
+        directory = pull_whole(name, manifests, join)
+    else:
+        span = None if blocks is None else parse_span(blocks)
+        directory = pull_parts(name, span, ends, manifests, join)
     _print_stored(name, directory, as_json)
 
 
@@ -82,16 +95,21 @@ def manifest(model: str, as_json: bool) -> None:
 @_model_argument
 @_json_option
 def verify(model: str, as_json: bool) -> None:
-    """Read a whole model and compare it with its manifest."""
-    from swarm.model import store
+    """Read a model, or as much of it as is here, and compare it with its manifest."""
+    from swarm.model import parts, store
 
     directory = store.resolve(model, store_root())
     with progress(unit_is_bytes=True) as on_progress:
         found = store.verify(directory, store_root(), on_progress)
+    whole, here = parts.is_whole(directory), len(parts.tensors_here(directory, found))
     if as_json:
-        print_json({"model": model, "manifest": found.digest, "directory": str(directory), "whole": True})
-    else:
+        print_json({"model": model, "manifest": found.digest, "directory": str(directory), "whole": whole})
+    elif whole:
         print_result(f"{model} is whole: {len(found.tensors)} tensors match {found.digest}")
+    else:
+        print_result(
+            f"{model} is here in part: {here} of {len(found.tensors)} tensors, and they match {found.digest}"
+        )
 
 
 @command.command("show")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from swarm.plain_text import one_line, shown
+from swarm.values import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,28 +88,41 @@ def console(*, stderr: bool = False) -> "Console":
 def progress(unit_is_bytes: bool = False) -> Iterator[OnProgress]:
     """Show progress while the block runs: a bar for each stage on a terminal, else a line each."""
     if not sys.stderr.isatty():
-        yield _StageLines()
+        yield _StageLines(unit_is_bytes)
         return
     with _bar(unit_is_bytes) as bar:
         yield _StageBars(bar)
 
 
 class _StageLines:
-    """Names each stage once, and tells now and then how far a long one is."""
+    """Names each stage once, and tells now and then how far a long one is and how long it will take."""
 
-    def __init__(self) -> None:
-        self._stage = ""
-        self._told_at = 0.0
+    def __init__(self, unit_is_bytes: bool) -> None:
+        self._unit_is_bytes = unit_is_bytes
+        self._begun: dict[str, tuple[float, float]] = {}  # by stage: when, and what was done already
+        self._told_at_s: dict[str, float] = {}
 
     def __call__(self, stage: str, done: float, total: float) -> None:
         now = time.monotonic()
-        if stage != self._stage:
+        if stage not in self._begun:
             note(f"{stage} ...")
-        elif now - self._told_at > PROGRESS_EVERY_S:
-            note(f"{stage}: {done / total:.0%}")
+            self._begun[stage] = now, done
+        elif total and now - self._told_at_s[stage] > PROGRESS_EVERY_S:
+            note(f"{stage}: {self._amount(done, total)}{self._left(stage, done, total, now)}")
         else:
             return
-        self._stage, self._told_at = stage, now
+        self._told_at_s[stage] = now
+
+    def _amount(self, done: float, total: float) -> str:
+        share = f"{done / total:.0%}"
+        return f"{format_size(done)} of {format_size(total)} ({share})" if self._unit_is_bytes else share
+
+    def _left(self, stage: str, done: float, total: float, now: float) -> str:
+        began_at_s, began_with = self._begun[stage]
+        if done <= began_with:
+            return ""
+        left_s = (total - done) * (now - began_at_s) / (done - began_with)
+        return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {left_s:.0f} s left"
 
 
 class _StageBars:

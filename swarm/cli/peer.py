@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm.cli.fetching import MANIFEST_HELP, find_model
 from swarm.cli.network_options import NetworkOptions, network_options
 from swarm.cli.output import note, print_json, print_result, progress
 from swarm.cli.params import DURATION, SIZE
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--blocks", default="auto", metavar="A:B|auto", help="Blocks to host; auto takes the worst covered."
 )
+@click.option("--manifest", metavar="FILE|DIGEST", help=MANIFEST_HELP)
 @network_options(role="peer")
 @click.option("--memory", type=SIZE, help="Memory to use, for example 6GiB. [default: 80% of what is free]")
 @click.option(
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 def command(
     model: str,
     blocks: str,
+    manifest: str | None,
     network: NetworkOptions,
     memory: int | None,
     dtype: str | None,
@@ -54,18 +57,20 @@ def command(
 ) -> None:
     """Host blocks of MODEL (a cached name or a directory) for others.
 
+    Of a model of the Hugging Face hub (ORG/NAME) that is here in part, or not at all if --manifest is given,
+    only the files that hold its blocks are fetched.
+
     Without --join it starts a swarm of its own, which others join through the address it prints.
     The first Ctrl-C lets its sessions move to other peers and leaves; the second stops at once.
     """
-    from swarm.model.store import resolve
     from swarm.peer.program import PeerConfig, PeerEvents, run_peer
     from swarm.wire.records import MAX_NAME_CHARS
 
     if len(public_name) > MAX_NAME_CHARS:
         raise UsageError(f"--name has {len(public_name)} characters", f"Use at most {MAX_NAME_CHARS}.")
     paths = find_paths()
-    directory = resolve(model, paths.store_root)
     span = None if blocks == "auto" else parse_span(blocks)
+    directory = find_model(model, [] if manifest is None else [manifest], network.join)
     with network.claim() as (identity, node), progress(unit_is_bytes=True) as show:
         config = PeerConfig(
             model=model,
@@ -89,7 +94,7 @@ def command(
             notify("READY=1")
             teller.joined(addresses, monitor_port)
 
-        events = PeerEvents(on_joined, on_loading, teller.online, teller.leaving, teller.reach)
+        events = PeerEvents(on_joined, show, on_loading, teller.online, teller.leaving, teller.reach)
         run_service(lambda stop: run_peer(config, identity, events, stop), until_eof=until_eof)
 
 

@@ -116,6 +116,7 @@ def _draw(screen: "Console", model: "ModelStatus") -> None:
     if model.tokens_per_s is not None:
         heading += f", {model.tokens_per_s:.1f} tokens/s, first token after {model.ttft_s:.2f} s"
     screen.print(heading, highlight=False)
+    screen.print(f"  [dim]manifest {escape(model.manifest)}[/]", highlight=False)
     for reason in model.reasons:
         screen.print(f"  {escape(reason)}", highlight=False)
     screen.print(f"  {coverage_line(model.coverage)}", highlight=False)

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import torch
 
 from swarm.client.hop import ASSUMED_BYTES_PER_S, HopStats
 from swarm.client.router import Numerics, PlannedHop
-from swarm.errors import HopLost
+from swarm.errors import DoesNotFit, HopLost, NoRoute
+from swarm.memory import available_bytes
 from swarm.model.cache import KVCache
 from swarm.model.compute import Compute
 from swarm.model.config import ModelConfig
 from swarm.model.dtypes import parse_dtype
+from swarm.model.parts import missing_of_span
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import load_span, span_size_bytes
 from swarm.security.manifest import Manifest
@@ -107,26 +108,36 @@ class LocalBlocks:
     compute: Compute
     on_use: Callable[[str], None]  # told, in words, each time blocks are loaded
     _loaded: dict[tuple[Span, str], SpanModel] = field(default_factory=dict)
+    _too_large: set[tuple[Span, str]] = field(default_factory=set)
 
     def fits(self, span: Span, numerics: Numerics) -> bool:
-        """Whether the blocks can be run here: there is room, and nothing quantised is asked for."""
-        if numerics.quantization != "none":
+        """Whether the blocks can be run here: the files are here, there is room, and nothing quantised is
+        asked for."""
+        key = span, numerics.dtype
+        if numerics.quantization != "none" or key in self._too_large:
             return False
-        needed = span_size_bytes(self.config, span, parse_dtype(numerics.dtype))
-        return (
-            span,
-            numerics.dtype,
-        ) in self._loaded or needed < psutil.virtual_memory().available * MEMORY_SHARE
+        needed_bytes = span_size_bytes(self.config, span, parse_dtype(numerics.dtype))
+        if key not in self._loaded and missing_of_span(self.directory, self.config, span):
+            return False
+        return key in self._loaded or needed_bytes < available_bytes() * MEMORY_SHARE
 
     async def open(self, planned: PlannedHop, codec_dtype: torch.dtype) -> LocalHop:
-        """A session on the blocks, which are loaded the first time. Raises `ModelError`."""
+        """A session on the blocks, which are loaded the first time.
+
+        Raises `ModelError`, and `NoRoute` when there is not enough memory after all.
+        """
         span, dtype = planned.span, planned.numerics.dtype
         if (span, dtype) not in self._loaded:
             size = format_size(span_size_bytes(self.config, span, parse_dtype(dtype)))
             self.on_use(f"Nobody hosts blocks {span}; this machine runs them itself ({size})")
-            self._loaded[span, dtype] = await self.compute.run(
-                lambda: load_span(
-                    self.directory, self.config, span, dtype=parse_dtype(dtype), manifest=self.manifest
+            try:
+                self._loaded[span, dtype] = await self.compute.run(
+                    lambda: load_span(
+                        self.directory, self.config, span, dtype=parse_dtype(dtype), manifest=self.manifest
+                    )
                 )
-            )
+            except DoesNotFit as error:  # so it is as if it had never been thought of
+                self._too_large.add((span, dtype))
+                self.on_use(error.what)
+                raise NoRoute(f"Nobody hosts blocks {span}, and here they do not fit: {error}") from error
         return LocalHop(planned, self._loaded[span, dtype], self.compute, codec_dtype)

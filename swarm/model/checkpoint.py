@@ -63,6 +63,13 @@ class Checkpoint:
         """Whether there is such a tensor."""
         return self._stored_name(name) is not None
 
+    def file_of(self, name: str) -> str | None:
+        """The file that holds a tensor, as far as can be said without opening one."""
+        if self._files is None:
+            return SINGLE_FILE
+        stored = self._stored_name(self._other_names.get(name, name))
+        return None if stored is None else self._files[stored]
+
     def read_instead(self, name: str, other: str) -> None:
         """From now on, give the tensor `other` for `name`."""
         self._other_names[name] = other

@@ -4,6 +4,7 @@ Knows nothing of models. Progress is told to a callback `(stage, done, total)`; 
 bytes or items, total is 0 while it is unknown.
 """
 
+import asyncio
 import fcntl
 import glob
 import hashlib
@@ -11,8 +12,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from swarm.errors import ConfigurationError
@@ -20,6 +21,7 @@ from swarm.errors import ConfigurationError
 StageProgress = Callable[[str, int, int], None]
 
 UNFINISHED = ".unfinished-"  # begins the name of what is not whole yet
+LOOK_AGAIN_S = 0.3  # whether another process has let go of a lock
 _CHUNK_BYTES = 2**20
 
 
@@ -58,14 +60,15 @@ def scratch_directory(parent: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_to(target: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write into a `ConfigurationError` that names `target`."""
+def writing_to(target: Path, variable: str = "SWARM_HOME") -> Iterator[None]:
+    """Turn the operating system's refusal to write into a `ConfigurationError` that names `target`, and
+    the environment variable that moves it."""
     try:
         yield
     except OSError as error:
         raise ConfigurationError(
             f"{target} cannot be written: {error.strerror or error}",
-            "Free disk space, or name another directory with SWARM_HOME.",
+            f"Free disk space, or name another directory with {variable}.",
         ) from error
 
 
@@ -87,6 +90,34 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def try_locked(path: Path) -> Iterator[bool]:
+    """Hold the lock file `path`, unless another process does; gives whether it is held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+@asynccontextmanager
+async def held(path: Path, on_wait: Callable[[], None]) -> AsyncIterator[None]:
+    """As `locked`, within an event loop, which goes on while another process has the lock."""
+    while True:
+        with try_locked(path) as is_held:
+            if is_held:
+                yield
+                return
+        on_wait()
+        await asyncio.sleep(LOOK_AGAIN_S)
 
 
 def sha256_of(path: Path) -> str:

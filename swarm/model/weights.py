@@ -8,15 +8,17 @@ themselves is at most one tensor in its stored format.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from swarm.errors import BrokenModel, ManifestMismatch
+from swarm.memory import room_for
 from swarm.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, Shape, has_both_layouts
 from swarm.model.config import ModelConfig, read_config
+from swarm.model.dtypes import dtype_name
 from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
 from swarm.model.layers import Projection, multiplies_natively
@@ -30,6 +32,7 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
+_MORE_MEMORY = "Close other programs, or use a machine or container with more memory."
 
 
 def load_span(
@@ -44,14 +47,19 @@ def load_span(
     """Load the blocks of a span, checking each tensor against the manifest where one is given.
 
     Raises `UsageError` for a span outside the model, `BrokenModel` and `ManifestMismatch` for files
-    that are not what they should be.
+    that are not what they should be, `DoesNotFit` when there is not enough memory.
     """
     config.check_span(span)
     check_config(config, manifest)
-    loader = _Loader(
-        Checkpoint(directory), dtype, manifest, span_size_bytes(config, span, dtype), on_progress
-    )
-    return SpanModel(config, span, [_load_block(loader, config, block) for block in span], dtype)
+    needed_bytes = span_size_bytes(config, span, dtype)
+
+    def fix(free_bytes: int) -> str:
+        fitting = free_bytes * len(span) // needed_bytes
+        return f"There is room for {fitting}: fewer blocks, a narrower number format, or more memory will do."
+
+    with room_for(f"Blocks {span} in {dtype_name(dtype)}", needed_bytes, fix):
+        loader = _Loader(Checkpoint(directory), dtype, manifest, needed_bytes, on_progress)
+        return SpanModel(config, span, [_load_block(loader, config, block) for block in span], dtype)
 
 
 def check_files(directory: Path, config: ModelConfig, span: Span) -> None:
@@ -67,6 +75,12 @@ def load_head(
 ) -> Head:
     """Load embedding, final norm and lm_head. Raises as `load_span` does."""
     check_config(config, manifest)
+    needed_bytes = head_size_bytes(config, dtype)
+    with room_for(f"The ends of the model in {dtype_name(dtype)}", needed_bytes, lambda _: _MORE_MEMORY):
+        return _load_head(directory, config, dtype, manifest)
+
+
+def _load_head(directory: Path, config: ModelConfig, dtype: torch.dtype, manifest: Manifest | None) -> Head:
     shapes = head_tensors(config)
     checkpoint = _open_ends(directory, config)
     loader = _Loader(checkpoint, dtype, manifest, head_size_bytes(config, dtype), None)
@@ -159,18 +173,23 @@ def config_digest(config: ModelConfig) -> str:
     return hashlib.sha256(config.canonical()).hexdigest()
 
 
-def build_manifest(directory: Path, on_progress: Progress | None = None) -> Manifest:
-    """Hash everything that makes a model what it is, tensor by tensor. Needs all of its files.
+def build_manifest(
+    directory: Path, on_progress: Progress | None = None, only: Collection[str] | None = None
+) -> Manifest:
+    """Hash everything that makes a model what it is, tensor by tensor. Needs all of its files, or those with
+    `only` some of its tensors; what comes out is then a part of its manifest.
 
     Tensors that are not computed with (a second copy of tied embeddings, say) do not count.
     """
     config = read_config(directory)
     checkpoint = _open_ends(directory, config)
     shapes = head_tensors(config)
-    if not _are_tied(checkpoint, config):
+    if only is not None or not _are_tied(checkpoint, config):
         shapes[LM_HEAD] = shapes[EMBEDDING]
     for block in range(config.num_blocks):
         shapes |= block_tensors(config, block)
+    if only is not None:
+        shapes = {name: shape for name, shape in shapes.items() if name in only}
     total = sum(checkpoint.info(name, shape).size_bytes for name, shape in shapes.items())
     done, digests = 0, {}
     for name, shape in shapes.items():
@@ -178,7 +197,7 @@ def build_manifest(directory: Path, on_progress: Progress | None = None) -> Mani
         done += checkpoint.info(name, shape).size_bytes
         if on_progress is not None:
             on_progress(done, total)
-    if has_both_layouts(directory):
+    if only is None and has_both_layouts(directory):
         _check_other_layout(directory, shapes, digests)
     return Manifest(config_digest(config), tokenizer_digests(directory), digests)
 

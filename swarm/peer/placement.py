@@ -17,19 +17,21 @@ def blocks_that_fit(memory_bytes: int, block_bytes: int, cache_bytes_per_block: 
     return max(0, memory_bytes // (block_bytes + cache_bytes_per_block))
 
 
-def check_fits(span: Span, fitting: int, memory_bytes: int) -> None:
-    """Raise `DoesNotFit`, saying how many blocks do fit, when the span is longer than that."""
+def check_fits(span: Span, fitting: int, memory_bytes: int, needed_bytes: int) -> None:
+    """Raise `DoesNotFit`, saying what the span needs and how many blocks do fit, when it is longer."""
     if len(span) <= fitting:
         return
     largest = Span(span.start, span.start + fitting) if fitting else None
     fix = (
-        f"Host {fitting} of them at most (for example --blocks {largest}), or raise --memory."
+        f"Host {fitting} of them at most (for example --blocks {largest}), or give it more --memory."
         if largest
-        else "Raise --memory, or choose a narrower --dtype."
+        else "Give it more --memory, or choose a narrower --dtype."
     )
     room = f"there is room for {fitting}" if fitting else "not even one block does"
-    what = f"{len(span)} blocks ({span}) do not fit in {format_size(memory_bytes)}: {room}"
-    raise DoesNotFit(what, fix)
+    needed = f"with their caches they need {format_size(needed_bytes)}"
+    raise DoesNotFit(
+        f"{len(span)} blocks ({span}) do not fit in {format_size(memory_bytes)}: {needed}, and {room}", fix
+    )
 
 
 def coverage_to_come(snapshot: Snapshot) -> list[int]:

@@ -5,6 +5,7 @@ The one place where a peer's parts meet the real network, disk and clock.
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -12,19 +13,21 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from swarm.errors import ClockOff
-from swarm.lifetime import persist, until_stopped
+from swarm.lifetime import Stopped, persist, unless_stopped, until_stopped
+from swarm.memory import available_bytes
 from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name, parse_dtype
+from swarm.model.files import StageProgress
+from swarm.model.parts import can_be_fetched, fetch, missing_of_span
 from swarm.model.span import SpanModel
 from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
+from swarm.network.manifests import MANIFEST_PROTOCOL, ManifestServer
 from swarm.network.transport import Network, Reach
 from swarm.peer.announcer import RECORD_LIFE_S, Announcer, Profile
 from swarm.peer.metrics import PeerMetrics
@@ -36,13 +39,15 @@ from swarm.peer.sleep import boot_clock, follow_sleep
 from swarm.peer.throughput import Throughput, measure
 from swarm.security.identity import Identity
 from swarm.security.manifest import Manifest
-from swarm.values import PeerId, Span
+from swarm.values import PeerId, Span, format_size
 from swarm.wire.records import Snapshot
 
 CACHE_SHARE = 0.25  # of a peer's memory, for the caches of sessions
 MEMORY_SHARE = 0.8  # of what is free, when no --memory is given
 SETTLE_S = 1.0  # how long a joining peer waits to see whether another chose the same blocks
 MAX_CHOICES = 5
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class PeerEvents:
     """Whom the program tells what happens, for a person or a script to see."""
 
     on_joined: Callable[[tuple[str, ...], int], None]  # addresses to join through, port of the monitor
+    on_fetching: StageProgress  # bytes done, bytes in all
     on_loading: Callable[[Span, int, int], None]  # bytes done, bytes in all
     on_online: Callable[[Profile, Throughput], None]
     on_leaving: Callable[[float], None]  # seconds at most
@@ -88,16 +94,20 @@ class _Plan:
         return int(self.memory_bytes * CACHE_SHARE)
 
 
-class _Stopped(Exception):
-    """Told to stop while still loading."""
-
-
 async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
     """Run a peer until `stop` is set. Raises what keeps it from that."""
+    with contextlib.suppress(Stopped):  # while it still fetches or loads
+        await _run(config, identity, events, stop)
+
+
+async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
     plan = await asyncio.to_thread(_make_plan, config)
+    if config.span is not None:  # before the swarm hears of it
+        await _fetch(config, plan, config.span, events, stop)
     async with AsyncExitStack() as stack:
         network = await Libp2pNetwork.start(config.network, identity)
         stack.push_async_callback(network.close)
+        await network.serve(MANIFEST_PROTOCOL, ManifestServer(plan.manifest))
         directory = OwnDirectory(network, identity, time.time)
         announcer = Announcer(directory, _profile(config, plan, identity), time.time)
         announcer.reachable = lambda: "direct" if network.reach == "unknown" else network.reach
@@ -115,10 +125,8 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
         stack.callback(reaching.cancel)
         compute = ComputeThread()
         stack.callback(compute.close)
-        try:
-            model, throughput = await compute.run(lambda: _load(config, plan, announcer, events, stop))
-        except _Stopped:
-            return
+        await _fetch(config, plan, announcer.profile.span, events, stop)
+        model, throughput = await compute.run(lambda: _load(config, plan, announcer, events, stop))
         limits = SessionLimits(plan.cache_bytes, plan.config.context_length)
         peer = Peer(model, announcer, limits, throughput, compute, instruments, boot_clock)
         stack.push_async_callback(peer.stop)
@@ -139,20 +147,32 @@ def _make_plan(config: PeerConfig) -> _Plan:
     """Raises what keeps this peer from hosting what it is asked to, before the swarm hears of it."""
     model = read_config(config.directory)
     dtype = parse_dtype(config.dtype or model.dtype)
-    memory_bytes = config.memory_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
+    memory_bytes = _usable_bytes(config.memory_bytes)
     largest = max(span_size_bytes(model, Span(b, b + 1), dtype) for b in range(model.num_blocks))
-    fitting = blocks_that_fit(
-        int(memory_bytes * (1 - CACHE_SHARE)), largest, bytes_per_token(model, 1, dtype)
-    )
+    cache = bytes_per_token(model, 1, dtype)
+    fitting = blocks_that_fit(int(memory_bytes * (1 - CACHE_SHARE)), largest, cache)
+    wanted = config.span or Span(0, model.num_blocks)
+    needed_bytes = int(len(wanted) * (largest + cache) / (1 - CACHE_SHARE))
     if config.span is not None:
         model.check_span(config.span)
-        check_fits(config.span, fitting, memory_bytes)
-        check_files(config.directory, model, config.span)
+        check_fits(config.span, fitting, memory_bytes, needed_bytes)
+        if not can_be_fetched(config.directory):
+            check_files(config.directory, model, config.span)
     elif not fitting:
-        check_fits(Span(0, model.num_blocks), fitting, memory_bytes)
+        check_fits(wanted, fitting, memory_bytes, needed_bytes)
     return _Plan(
         model, ensure_manifest(config.directory, config.store_root), dtype_name(dtype), memory_bytes, fitting
     )
+
+
+def _usable_bytes(wanted_bytes: int | None) -> int:
+    """The memory for blocks and caches: what was given, or most of what is free, and never more than is."""
+    free_bytes = available_bytes()
+    if wanted_bytes is None:
+        return int(free_bytes * MEMORY_SHARE)
+    if wanted_bytes > free_bytes:
+        _log.warning("%s are free, so --memory counts as that much", format_size(free_bytes))
+    return min(wanted_bytes, free_bytes)
 
 
 def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
@@ -169,6 +189,18 @@ def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
         public_name=config.public_name,
         started_at=time.time(),
     )
+
+
+async def _fetch(
+    config: PeerConfig, plan: _Plan, span: Span, events: PeerEvents, stop: asyncio.Event
+) -> None:
+    """Bring here what holds the span and is not here. Raises `Stopped`, and what keeps it from that."""
+    if absent := missing_of_span(config.directory, plan.config, span):
+        try:
+            await unless_stopped(stop, fetch(config.directory, absent, events.on_fetching))
+        except Stopped:
+            _log.warning("The download is not at its end: the next start goes on with what has arrived")
+            raise
 
 
 async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) -> None:
@@ -201,12 +233,12 @@ def _going_first(snapshot: Snapshot, own: PeerId) -> Snapshot:
 def _load(
     config: PeerConfig, plan: _Plan, announcer: Announcer, events: PeerEvents, stop: asyncio.Event
 ) -> tuple[SpanModel, Throughput]:
-    """Runs on the compute thread. Raises `_Stopped` when told to stop before the end."""
+    """Runs on the compute thread. Raises `Stopped` when told to stop before the end."""
     span = announcer.profile.span
 
     def on_progress(done: int, total: int) -> None:
         if stop.is_set():
-            raise _Stopped
+            raise Stopped
         events.on_loading(span, done, total)
 
     model = load_span(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm.errors import BrokenModel
+from swarm.errors import BrokenModel, UsageError
 from swarm.security.foreign import parse_json, read_bounded
 from swarm.values import ModelDigest
 
@@ -22,7 +22,7 @@ FORMAT = 1
 MAX_MANIFEST_BYTES = 2**25  # 10,000 blocks of 14 tensors, each with its name and digest, take 18 MB
 _DOMAIN = b"swarm manifest 1\n"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_REBUILD = f"Delete {MANIFEST_FILE} and build it again with `swarm model manifest`."
+_REBUILD = "Delete it and build it again with `swarm model manifest`."
 
 
 class Difference(NamedTuple):
@@ -60,6 +60,18 @@ class Manifest:
             "tokenizer": dict(self.tokenizer),
             "tensors": dict(self.tensors),
         }
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest that a person names. Raises `UsageError` and `BrokenModel`."""
+    try:
+        text = read_bounded(path, MAX_MANIFEST_BYTES).decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"The manifest {path} cannot be read: {error}",
+            "Name a file that `swarm model manifest MODEL --json` printed.",
+        ) from error
+    return parse_manifest(text, str(path))
 
 
 def parse_manifest(text: str, source: str = MANIFEST_FILE) -> Manifest:

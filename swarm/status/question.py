@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import psutil
 import torch
 from torch import Tensor
 
 from swarm.client.model import ClientModel, load_client_model
 from swarm.errors import DoesNotFit
+from swarm.memory import available_bytes
 from swarm.model.config import ModelConfig
 from swarm.model.detokenizer import StreamDecoder
 from swarm.model.span import SpanModel, SpanStep
@@ -74,7 +74,7 @@ def load_ends(directory: Path, root: Path) -> ClientModel:
 
 def _load(directory: Path, root: Path, config: ModelConfig) -> SpanModel:
     span = Span(0, config.num_blocks)
-    needed, free = span_size_bytes(config, span, torch.float32), psutil.virtual_memory().available
+    needed, free = span_size_bytes(config, span, torch.float32), available_bytes()
     if needed > MEMORY_SHARE * free:
         raise DoesNotFit(
             f"Computing the canary's answer takes {format_size(needed)}, and {format_size(free)} are free",

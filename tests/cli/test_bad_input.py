@@ -193,15 +193,17 @@ def test_a_span_that_does_not_fit_says_how_many_blocks_do(fails, tiny):
     code, line = fails("peer", tiny, "--blocks", "0:6", "--memory", "256KiB")
     assert code == 78
     assert line == (
-        "6 blocks (0:6) do not fit in 256.0 KiB: there is room for 2. "
-        "Host 2 of them at most (for example --blocks 0:2), or raise --memory."
+        "6 blocks (0:6) do not fit in 256.0 KiB: with their caches they need 556.0 KiB, "
+        "and there is room for 2. "
+        "Host 2 of them at most (for example --blocks 0:2), or give it more --memory."
     )
 
 
 def test_memory_for_not_even_one_block_is_refused_before_joining(fails, tiny):
     code, line = fails("peer", tiny, "--memory", "10KB", "--join", NOBODY)
     assert code == 78
-    assert line.startswith("6 blocks (0:6) do not fit in 9.8 KiB: not even one block does. Raise --memory")
+    assert line.startswith("6 blocks (0:6) do not fit in 9.8 KiB: with their caches they need")
+    assert "not even one block does. Give it more --memory" in line
 
 
 # --- the network ------------------------------------------------------------------------------------

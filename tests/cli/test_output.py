@@ -55,7 +55,28 @@ def test_a_long_stage_tells_how_far_it_is(capsys, monkeypatch):
     with progress() as show:
         for done in range(4):
             show("Sessions", done, 8)
-    assert capsys.readouterr().err == "Sessions ...\nSessions: 25%\n"
+    assert capsys.readouterr().err == "Sessions ...\nSessions: 25%, about 2 min left\n"
+
+
+def test_a_long_download_tells_bytes_and_time_left(capsys, monkeypatch):
+    clock = iter([0.0, 100.0, 200.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with progress(unit_is_bytes=True) as show:
+        for done, total in [(0, 0), (2**20, 2**30), (2**29, 2**30)]:
+            show("downloading", done, total)
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "downloading: 1.0 MiB of 1.0 GiB (0%), about 1705 min left",
+        "downloading: 512.0 MiB of 1.0 GiB (50%), about 3 min left",
+    ]
+
+
+def test_stage_of_unknown_length_is_only_named(capsys, monkeypatch):
+    clock = iter([0.0, 100.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with progress() as show:
+        show("waiting", 0, 0)
+        show("waiting", 0, 0)
+    assert capsys.readouterr().err == "waiting ...\n"
 
 
 def test_on_a_terminal_progress_is_a_bar_on_stderr(capsys, monkeypatch):

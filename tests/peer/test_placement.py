@@ -41,8 +41,8 @@ def test_peers_that_come_one_by_one_cover_a_model():
 def test_a_span_that_does_not_fit_says_how_many_blocks_do():
     fitting = blocks_that_fit(1000, 90, 10)
     assert fitting == 10
-    check_fits(Span(5, 15), fitting, 1000)
-    with pytest.raises(DoesNotFit, match=r"11 blocks \(5:16\).*room for 10.*--blocks 5:15"):
-        check_fits(Span(5, 16), fitting, 1000)
+    check_fits(Span(5, 15), fitting, 1000, 1000)
+    with pytest.raises(DoesNotFit, match=r"11 blocks \(5:16\).*1\.1 KiB.*room for 10.*--blocks 5:15"):
+        check_fits(Span(5, 16), fitting, 1000, 1100)
     with pytest.raises(DoesNotFit, match="not even one block does"):
-        check_fits(Span(0, 1), 0, 10)
+        check_fits(Span(0, 1), 0, 10, 100)

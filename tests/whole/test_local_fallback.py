@@ -1,10 +1,15 @@
 """A client with the weights runs blocks that nobody hosts, says so, and stops when somebody does."""
 
 import asyncio
+import re
 import threading
 from itertools import pairwise
 
+import pytest
+
+from swarm import memory
 from swarm.client.client import ClientOptions
+from swarm.errors import NoRoute
 from swarm.model.compute import ComputeThread, InlineCompute
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
@@ -40,6 +45,25 @@ def test_a_whole_model_is_run_here_when_nobody_hosts_anything(virtual_swarm, ref
             return await client.generate(PROMPT, max_tokens=5, stop_token_ids=frozenset())
 
     assert list(run_virtual(run()).token_ids) == reference.reply(PROMPT, 5)
+
+
+def test_memory_that_runs_out_meanwhile_is_as_if_it_could_not(virtual_swarm, monkeypatch):
+    told = []
+
+    async def run():
+        async with virtual_swarm() as swarm:
+            await swarm.add_peers([Span(0, 2)])
+            options = ClientOptions(local_fallback=True, on_local=told.append, patience_s=3.0)
+            client = swarm.client(options)
+            # when they are loaded; when it is asked whether they fit, there seems to be enough
+            monkeypatch.setattr(memory, "available_bytes", lambda: 10)
+            await client.generate(PROMPT, max_tokens=5)
+
+    with pytest.raises(NoRoute, match="2:6"):
+        run_virtual(run())
+    assert re.search(
+        r"blocks 2:6; this machine .*Blocks 2:6 in fp32 need .* and 10 B are free", " ".join(told)
+    )
 
 
 def test_a_loss_in_mid_reply_falls_back_and_a_peer_that_comes_takes_over_again(virtual_swarm, reference):
