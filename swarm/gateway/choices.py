@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from swarm.client.generation import Request
 from swarm.client.reply import HopReport, Piece, ResumeReport
 from swarm.gateway.schema import (
+    ChatMessage,
     ChoiceProvenance,
     FinishReason,
+    FunctionCall,
     SwarmHop,
     SwarmResume,
     TokenLogprob,
+    ToolCall,
     TopLogprob,
 )
 from swarm.gateway.tools import Call, ToolParser
@@ -70,6 +73,14 @@ class Choice:
     def text(self) -> str:
         """The text so far, without calls."""
         return "".join(self.texts)
+
+    def message(self) -> ChatMessage:
+        """What was said, as a chat that goes on tells it."""
+        calls = [
+            ToolCall(id=each.id, function=FunctionCall(name=each.call.name, arguments=each.call.arguments))
+            for each in self.calls
+        ]
+        return ChatMessage(role="assistant", content=self.text, tool_calls=calls or None)
 
     def push(self, piece: Piece) -> News:
         """Take a piece in; gives what is new."""

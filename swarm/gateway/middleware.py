@@ -130,7 +130,7 @@ def _preflight(request: web.Request) -> web.Response:
     asked = [name.strip() for name in request.headers.get("Access-Control-Request-Headers", "").split(",")]
     names = ", ".join(name for name in asked if _TOKEN.fullmatch(name))
     headers = {
-        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
         "Access-Control-Allow-Headers": names or _ANY_HEADER,
         "Access-Control-Max-Age": "600",
         "Vary": "Origin, Access-Control-Request-Headers",

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from swarm.config import software_version
+from swarm.gateway.responses_schema import DeletedResponse, Response, ResponseEvent, ResponsesRequest
 from swarm.gateway.schema import (
     Cancelled,
     ChatChunk,
@@ -30,6 +31,7 @@ _BODIES = (
     ChatRequest, CompletionRequest, ChatCompletion, ChatChunk, TextCompletion,
     ModelEntry, ModelList, ErrorBody, Health, Cancelled,
     TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized,
+    ResponsesRequest, Response, ResponseEvent, DeletedResponse,
 )  # fmt: skip
 _ERRORS = {
     400: "The request cannot be served as it is; `param` names the field.",
@@ -61,7 +63,7 @@ _EVENT: Schema = {  # of a stream, as a reader of server-sent events has it
 def document(models: Sequence[str]) -> Schema:
     """The whole document (OpenAPI 3.1) of a gateway that serves these models."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
-    for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest):
         components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     return {
         "openapi": "3.1.0",
@@ -92,20 +94,29 @@ def _paths() -> Schema:
         "/v1/completions": {
             "post": _generation("complete", CompletionRequest, TextCompletion, TextCompletion)
         },
+        "/v1/responses": {"post": _generation("respond", ResponsesRequest, Response, ResponseEvent)},
         "/v1/responses/{id}": {
             "get": {
                 "operationId": "resume",
                 "summary": "Read a reply, from wherever its reader lost it.",
                 "parameters": [reply_id, last_seen, stream, after],
-                "responses": _answers(_reply_body(ChatCompletion, TextCompletion), _GENERATION_ERRORS),
-            }
+                "responses": _answers(
+                    _reply_body(ChatCompletion, TextCompletion, Response), _GENERATION_ERRORS
+                ),
+            },
+            "delete": {
+                "operationId": "delete",
+                "summary": "Forget a reply.",
+                "parameters": [reply_id],
+                "responses": _answers(_json_body(DeletedResponse), (401, 403, 404)),
+            },
         },
         "/v1/responses/{id}/cancel": {
             "post": {
                 "operationId": "cancel",
                 "summary": "Stop a reply.",
                 "parameters": [reply_id],
-                "responses": _answers(_json_body(Cancelled), (401, 403, 404)),
+                "responses": _answers(_either(Cancelled, Response), (401, 403, 404)),
             }
         },
         "/tokenize": {"post": _asking("tokenize", "Text or a chat to tokens.", TokenizeRequest, Tokenized)},
@@ -159,11 +170,15 @@ def _answers(good: Schema, errors: tuple[int, ...]) -> Schema:
     return answers
 
 
-def _reply_body(whole: type, chunk: type) -> Schema:
-    kinds = [_reference(kind) for kind in dict.fromkeys((whole, chunk))]
-    either: Schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-    events = {"text/event-stream": {"schema": _EVENT}}
-    return {"content": {"application/json": {"schema": either}, **events}}
+def _reply_body(*kinds: type) -> Schema:
+    body = _either(*kinds)
+    body["content"]["text/event-stream"] = {"schema": _EVENT}
+    return body
+
+
+def _either(*kinds: type) -> Schema:
+    bodies = [_reference(kind) for kind in dict.fromkeys(kinds)]
+    return _content(bodies[0] if len(bodies) == 1 else {"anyOf": bodies})
 
 
 def _json_body(kind: type) -> Schema:

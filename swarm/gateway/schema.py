@@ -58,6 +58,11 @@ class AnyRequest(Struct, kw_only=True):
     ) = None
 
 
+def shared_fields(body: AnyRequest) -> dict[str, Any]:
+    """What a body of one dialect says in the words that all of them have."""
+    return {name: getattr(body, name) for name in AnyRequest.__struct_fields__}
+
+
 class CommonRequest(AnyRequest, kw_only=True):
     """What chat and plain completions have in common."""
 
