@@ -63,6 +63,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_chars: int = 0  # of the tokens whose log probabilities are told
     finish_reason: FinishReason | None = None
+    stopped_by: str | None = None  # a stop string
     hops: tuple[HopReport, ...] = ()
     resumes: tuple[ResumeReport, ...] = ()
     ttft_s: float | None = None
@@ -100,7 +101,7 @@ class Choice:
         self.texts.append(text)
         self.calls += calls
         self.logprobs += logprobs
-        self.finish_reason = self._finish_reason(piece)
+        self.finish_reason, self.stopped_by = self._finish_reason(piece), piece.stopped_by
         echo = self.echo if first else ""
         return News(self.index, first, echo, text, calls, logprobs, offset, self.finish_reason)
 

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from swarm.gateway import responses, sse
+from swarm.gateway import messages, responses, sse
 from swarm.gateway.body import BodyRules, read_body
 from swarm.gateway.choices import Choice
 from swarm.gateway.constrain import Grammar
@@ -18,6 +18,8 @@ from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
 from swarm.gateway.forms import Form
 from swarm.gateway.gate import Gate
 from swarm.gateway.instruments import Instruments
+from swarm.gateway.messages import MessagesDialect
+from swarm.gateway.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from swarm.gateway.middleware import KEY, NOTES
 from swarm.gateway.models import HostedModel
 from swarm.gateway.openapi import document
@@ -39,7 +41,7 @@ from swarm.gateway.schema import (
 )
 from swarm.gateway.streams import LiveReply, ReplyPlan
 from swarm.gateway.tools import make_parser
-from swarm.gateway.translate import Run, Task, chat_task, completion_task, detokenize, tokenize
+from swarm.gateway.translate import Run, Task, chat_task, completion_task, count_chat, detokenize, tokenize
 from swarm.gateway.work import Workbench
 from swarm.metrics import CONTENT_TYPE
 
@@ -68,6 +70,8 @@ class Api:
             web.post("/v1/chat/completions", self.chat),
             web.post("/v1/completions", self.complete),
             web.post("/v1/responses", self.respond),
+            web.post(messages.PATH, self.message),
+            web.post(f"{messages.PATH}/count_tokens", self.count_tokens),
             web.get("/v1/responses/{id}", self.resume),
             web.delete("/v1/responses/{id}", self.delete),
             web.post("/v1/responses/{id}/cancel", self.cancel),
@@ -108,6 +112,19 @@ class Api:
 
         with responses.naming():
             return await self._converse(request, chat, "resp_", begin, None if body.store is False else keep)
+
+    async def message(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages"""
+        if "Last-Event-ID" in request.headers:
+            return await self._go_on(request, request.headers["Last-Event-ID"])
+        chat = messages.chat_of(await read_body(request, MessagesRequest, self.rules))
+        return await self._converse(request, chat, "msg_", lambda head, task: MessagesDialect(head))
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """POST /v1/messages/count_tokens"""
+        chat = messages.counted(await read_body(request, CountTokensRequest, self.rules))
+        hosted = self._hosted(chat.model)
+        return _json(TokenCount(input_tokens=await count_chat(chat, hosted, self._admit(request, chat))))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
