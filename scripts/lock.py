@@ -5,6 +5,7 @@
     torch.txt       torch as the registry has it, and the libraries that its builds for a GPU need
     torch-cpu.txt   torch without those, from an index of its own that pip may be set up for
     dev.txt         what checks and tests need on top
+    clients/*.txt   programs that tests run unmodified against the gateway, as clients/*.in asks for them
 
 uv finds the versions for every system and every Python that is supported. Of the builds for a CPU those are
 hashed that pip finds on the machine where this runs; those known before are kept.
@@ -44,6 +45,8 @@ def main() -> None:
         write("torch.txt", (known[name] for name in torch))
         write("dev.txt", (known[name] for name in known.keys() - run - build - torch))
         write("torch-cpu.txt", [cpu_build(known["torch"], scratch)])
+    for asked in sorted((FOLDER / "clients").glob("*.in")):
+        lock_clients(asked)
 
 
 def resolve(result: Path, *arguments: str) -> dict[str, str]:
@@ -62,6 +65,13 @@ def resolve(result: Path, *arguments: str) -> dict[str, str]:
     subprocess.run([*command, *arguments], cwd=ROOT, check=True)  # noqa: S603 - no shell, and all of it is ours
     blocks = re.finditer(r"^([a-z0-9-]+)==.*(?:\n +.*)*", result.read_text(), re.MULTILINE)
     return {match[1]: match[0] for match in blocks}
+
+
+def lock_clients(asked: Path) -> None:
+    """Renew one set of programs. A package may have a version of its own for each Python."""
+    locked = asked.with_suffix(".txt")
+    resolve(locked, str(asked.relative_to(ROOT)), *sys.argv[1:])
+    locked.write_text(HEAD + locked.read_text())
 
 
 def cpu_build(torch: str, scratch: Path) -> str:

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SETS = sorted((ROOT / "requirements").glob("*.txt"))
+CLIENTS = sorted((ROOT / "requirements" / "clients").glob("*.txt"))
 
 
 def blocks(name: str) -> list[list[str]]:
@@ -24,16 +25,17 @@ def pins(*names: str) -> dict[str, str]:
     return {canonicalize_name(each.name): str(each.specifier) for each in found}
 
 
-@pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SETS + CLIENTS, ids=lambda path: path.name)
 def test_every_package_has_one_version_and_the_hashes_of_its_archives(path):
-    assert blocks(path.name)
-    for first, *hashes in blocks(path.name):
+    found = blocks(str(path.relative_to(ROOT / "requirements")))
+    assert found
+    for first, *hashes in found:
         assert re.fullmatch(r"==[^*,]+", str(Requirement(first).specifier)), first
         assert hashes, first
         assert all(re.fullmatch(r" {4}--hash=sha256:[0-9a-f]{64}", line) for line in hashes), first
 
 
-@pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SETS + CLIENTS, ids=lambda path: path.name)
 def test_no_set_names_where_archives_come_from(path):
     assert "://" not in path.read_text()
 
@@ -50,6 +52,14 @@ def test_no_set_names_where_archives_come_from(path):
 def test_every_dependency_is_pinned_to_a_version_that_is_asked_for(asked, names):
     found = pins(*names)
     for requirement in map(Requirement, asked):
+        pinned = found[canonicalize_name(requirement.name)].removeprefix("==")
+        assert requirement.specifier.contains(pinned), requirement
+
+
+@pytest.mark.parametrize("path", CLIENTS, ids=lambda path: path.name)
+def test_every_client_is_pinned_to_a_version_that_is_asked_for(path):
+    found = pins(f"clients/{path.name}")
+    for requirement in map(Requirement, path.with_suffix(".in").read_text().split()):
         pinned = found[canonicalize_name(requirement.name)].removeprefix("==")
         assert requirement.specifier.contains(pinned), requirement
 

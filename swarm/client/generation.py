@@ -229,7 +229,7 @@ class Generation:
         reason = self._finish_reason(choice.token_id, len(output_ids) + 1, decoder)
         if reason is not None and decoder.stopped_by is None:
             text += decoder.finish()
-        return Piece(text, choice.token_id, choice.logprob, choice.top_logprobs, reason)
+        return Piece(text, choice.token_id, choice.logprob, choice.top_logprobs, reason, decoder.stopped_by)
 
     def _reason_of_kept(self, decoder: StreamDecoder) -> FinishReason | None:
         """Why the reply had ended in the process that began it, if it had: then there is nothing to add."""

@@ -23,6 +23,7 @@ class Piece:
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
     finish_reason: FinishReason | None = None  # set on the last piece
+    stopped_by: str | None = None  # the stop string that ended the reply, if one did
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from swarm.gateway.instruments import Instruments
 from swarm.gateway.middleware import Door, middlewares, signer
 from swarm.gateway.models import HostedModel
 from swarm.gateway.page import add_page
-from swarm.gateway.replies import KEPT_S, ReplyStore
+from swarm.gateway.replies import KEPT_S, Conversations, ReplyStore
 from swarm.gateway.routes import Api
 from swarm.gateway.work import Workbench
 from swarm.http_server import LOOPBACK, Hosts, HttpServer, Listen, hosts_of
@@ -62,6 +62,7 @@ class Gateway:
             raise UsageError("Two of the models have the same name", "Name each model once.")
         self.gate = Gate(config.limits)
         self.replies = ReplyStore(config.kept_s)
+        self.conversations = Conversations()
         self.instruments = Instruments()
         self.instruments.watch(lambda: self.gate.running, lambda: self.gate.waiting)
         self.server: HttpServer | None = None
@@ -117,6 +118,7 @@ class Gateway:
             self.models,
             self.gate,
             self.replies,
+            self.conversations,
             self.instruments,
             Workbench(Gate(_READING)),
             config.deadline_s,

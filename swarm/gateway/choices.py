@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from swarm.client.generation import Request
 from swarm.client.reply import HopReport, Piece, ResumeReport
 from swarm.gateway.schema import (
+    ChatMessage,
     ChoiceProvenance,
     FinishReason,
+    FunctionCall,
     SwarmHop,
     SwarmResume,
     TokenLogprob,
+    ToolCall,
     TopLogprob,
 )
 from swarm.gateway.tools import Call, ToolParser
@@ -60,6 +63,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_chars: int = 0  # of the tokens whose log probabilities are told
     finish_reason: FinishReason | None = None
+    stopped_by: str | None = None  # a stop string
     hops: tuple[HopReport, ...] = ()
     resumes: tuple[ResumeReport, ...] = ()
     ttft_s: float | None = None
@@ -70,6 +74,14 @@ class Choice:
     def text(self) -> str:
         """The text so far, without calls."""
         return "".join(self.texts)
+
+    def message(self) -> ChatMessage:
+        """What was said, as a chat that goes on tells it."""
+        calls = [
+            ToolCall(id=each.id, function=FunctionCall(name=each.call.name, arguments=each.call.arguments))
+            for each in self.calls
+        ]
+        return ChatMessage(role="assistant", content=self.text, tool_calls=calls or None)
 
     def push(self, piece: Piece) -> News:
         """Take a piece in; gives what is new."""
@@ -89,7 +101,7 @@ class Choice:
         self.texts.append(text)
         self.calls += calls
         self.logprobs += logprobs
-        self.finish_reason = self._finish_reason(piece)
+        self.finish_reason, self.stopped_by = self._finish_reason(piece), piece.stopped_by
         echo = self.echo if first else ""
         return News(self.index, first, echo, text, calls, logprobs, offset, self.finish_reason)
 

@@ -1,15 +1,20 @@
 """How a reply is written for a client: chat or plain completion, whole or in events.
 
-Pure. Each dialect turns `News` into the events of a stream, and finished choices into one body.
+Pure. A dialect turns `News` into the events of a stream, and choices into one body; everything else about a
+reply is the same for all of them. Those of other interfaces have files of their own.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from swarm.gateway import sse
 from swarm.gateway.choices import Choice, News, completion_tokens
+from swarm.gateway.refusal import Refusal
 from swarm.gateway.schema import (
     ChatChoice,
     ChatChunk,
@@ -53,32 +58,61 @@ class Letterhead:
         )
 
 
-class Dialect(Protocol):
-    """One way to write a reply."""
+class Dialect(ABC):
+    """One way to write a reply. It hears of everything in order, so it may keep what it has told.
 
-    @property
-    def head(self) -> Letterhead: ...
+    A stream that breaks off ends as OpenAI's do where a dialect does not say otherwise.
+    """
 
-    def events(self, news: News) -> list[Struct]:
+    head: Letterhead
+    call_prefix: ClassVar[str] = "call"  # of the ids of calls
+    ping: ClassVar[bytes] = sse.PING  # while nothing else comes
+    tells_state: ClassVar[bool] = False  # `whole` can be told of a reply that has not ended, or has failed
+
+    @abstractmethod
+    def events(self, news: News) -> list[bytes]:
         """The events of a stream for what is new."""
-        ...
 
-    def aside(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
-        """An event without choices."""
-        ...
+    @abstractmethod
+    def aside(self, swarm: Provenance) -> list[bytes]:
+        """Who answers, told in the midst of a stream."""
 
+    @abstractmethod
+    def last(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> list[bytes]:
+        """The end of a stream that tells all."""
+
+    @abstractmethod
     def whole(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> Struct:
-        """The body of a finished reply."""
-        ...
+        """The body of a reply."""
+
+    def failed(self, refusal: Refusal, choices: Sequence[Choice]) -> list[bytes]:
+        """The end of a stream that breaks off."""
+        return [sse.event(refusal.body())]
+
+
+class OpenAiDialect(Dialect):
+    """What streams of chats and of plain completions have in common."""
+
+    @abstractmethod
+    def chunk(self, usage: Usage | None = None, swarm: Provenance | UnsetType = UNSET) -> Struct:
+        """An event without choices."""
+
+    def aside(self, swarm: Provenance) -> list[bytes]:
+        return [_data(self.chunk(swarm=swarm))]
+
+    def last(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> list[bytes]:
+        usage = self.head.usage(choices) if self.head.usage_in_stream else None
+        more = [_data(self.chunk(usage, swarm))] if usage is not None or swarm is not UNSET else []
+        return [*more, sse.event(sse.DONE)]
 
 
 @dataclass(frozen=True, slots=True)
-class ChatDialect:
+class ChatDialect(OpenAiDialect):
     """POST /v1/chat/completions."""
 
     head: Letterhead
 
-    def events(self, news: News) -> list[Struct]:
+    def events(self, news: News) -> list[bytes]:
         deltas: list[tuple[ChatDelta, tuple[TokenLogprob, ...]]] = []
         if news.first:
             deltas.append((ChatDelta(role="assistant", content=""), ()))
@@ -98,11 +132,11 @@ class ChatDialect:
         if news.finish_reason is not None:
             last = ChatChunkChoice(index=news.index, delta=ChatDelta(), finish_reason=news.finish_reason)
             events.append(self._chunk([last]))
-        return events
+        return [_data(event) for event in events]
 
-    def aside(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+    def chunk(self, usage: Usage | None = None, swarm: Provenance | UnsetType = UNSET) -> Struct:
         chunk = self._chunk([])
-        chunk.usage, chunk.swarm = usage if usage else chunk.usage, swarm
+        chunk.usage, chunk.swarm = usage or chunk.usage, swarm
         return chunk
 
     def whole(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> Struct:
@@ -147,12 +181,12 @@ class ChatDialect:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDialect:
+class TextDialect(OpenAiDialect):
     """POST /v1/completions."""
 
     head: Letterhead
 
-    def events(self, news: News) -> list[Struct]:
+    def events(self, news: News) -> list[bytes]:
         text = news.echo + news.text
         if not (text or news.logprobs or news.finish_reason):
             return []
@@ -162,9 +196,9 @@ class TextDialect:
             logprobs=_text_logprobs(news.logprobs, news.offset) if news.logprobs else None,
             finish_reason=news.finish_reason,
         )
-        return [self._body([choice], None if self.head.usage_in_stream else UNSET)]
+        return [_data(self._body([choice], None if self.head.usage_in_stream else UNSET))]
 
-    def aside(self, usage: Usage | None, swarm: Provenance | UnsetType) -> Struct:
+    def chunk(self, usage: Usage | None = None, swarm: Provenance | UnsetType = UNSET) -> Struct:
         body = self._body([], usage or (None if self.head.usage_in_stream else UNSET))
         body.swarm = swarm
         return body
@@ -193,6 +227,10 @@ class TextDialect:
             system_fingerprint=head.fingerprint,
             usage=usage,
         )
+
+
+def _data(event: Struct) -> bytes:
+    return sse.event(msgspec.json.encode(event))
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:

@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from swarm.errors import SwarmError
+from swarm.gateway import messages
 from swarm.gateway.auth import ANYONE, Key, KeyFile
 from swarm.gateway.body import IGNORED
 from swarm.gateway.instruments import Instruments
@@ -90,11 +91,7 @@ async def _guarded(request: web.Request, handler: Handler, door: Door) -> web.St
         if request.method == "OPTIONS" and request.headers.get("Origin") in door.origins:
             return _preflight(request)
         _check_host(request, door)
-        request[KEY] = (
-            ANYONE
-            if _OPEN.fullmatch(request.path)
-            else door.keys.key_of(request.headers.get("Authorization"))
-        )
+        request[KEY] = ANYONE if _OPEN.fullmatch(request.path) else door.keys.key_of(_credentials(request))
         return await handler(request)
     except web.HTTPException as error:
         refusal = _of_http(error, request)
@@ -107,9 +104,19 @@ async def _guarded(request: web.Request, handler: Handler, door: Door) -> web.St
         refusal = Refusal(
             500, "The gateway made a mistake", "Tell its operator the request id.", reason="internal_error"
         )
+    if request.path == messages.PATH or request.path.startswith(f"{messages.PATH}/"):
+        body = messages.error_body(refusal, request[REQUEST_ID])
+    else:
+        body = refusal.body()
     return web.Response(
-        status=refusal.status, headers=refusal.headers, body=refusal.body(), content_type="application/json"
+        status=refusal.status, headers=refusal.headers, body=body, content_type="application/json"
     )
+
+
+def _credentials(request: web.Request) -> str | None:
+    """As `Authorization` has them; Anthropic's clients have a header of their own."""
+    own = request.headers.get("X-API-Key")
+    return request.headers.get("Authorization") or (f"Bearer {own}" if own else None)
 
 
 def _check_host(request: web.Request, door: Door) -> None:
@@ -130,7 +137,7 @@ def _preflight(request: web.Request) -> web.Response:
     asked = [name.strip() for name in request.headers.get("Access-Control-Request-Headers", "").split(",")]
     names = ", ".join(name for name in asked if _TOKEN.fullmatch(name))
     headers = {
-        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
         "Access-Control-Allow-Headers": names or _ANY_HEADER,
         "Access-Control-Max-Age": "600",
         "Vary": "Origin, Access-Control-Request-Headers",

@@ -9,6 +9,16 @@ from typing import Any
 import msgspec
 
 from swarm.config import software_version
+from swarm.gateway import messages
+from swarm.gateway.messages_schema import (
+    CountTokensRequest,
+    Message,
+    MessagesError,
+    MessagesEvent,
+    MessagesRequest,
+    TokenCount,
+)
+from swarm.gateway.responses_schema import DeletedResponse, Response, ResponseEvent, ResponsesRequest
 from swarm.gateway.schema import (
     Cancelled,
     ChatChunk,
@@ -30,7 +40,10 @@ _BODIES = (
     ChatRequest, CompletionRequest, ChatCompletion, ChatChunk, TextCompletion,
     ModelEntry, ModelList, ErrorBody, Health, Cancelled,
     TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized,
+    ResponsesRequest, Response, ResponseEvent, DeletedResponse,
+    MessagesRequest, Message, MessagesEvent, MessagesError, CountTokensRequest, TokenCount,
 )  # fmt: skip
+_ASKED_OF_A_MODEL = tuple(kind for kind in _BODIES if kind.__name__.endswith("Request"))
 _ERRORS = {
     400: "The request cannot be served as it is; `param` names the field.",
     401: "There is no valid API key.",
@@ -52,7 +65,10 @@ _EVENT: Schema = {  # of a stream, as a reader of server-sent events has it
     "type": "object",
     "properties": {
         "id": {"type": "string", "description": "What to send as Last-Event-ID."},
-        "data": {"type": "string", "description": "A chunk, or an error, as JSON; the last is [DONE]."},
+        "data": {
+            "type": "string",
+            "description": "An event, or an error, as JSON; of chats and completions the last is [DONE].",
+        },
     },
     "required": ["data"],
 }
@@ -61,7 +77,7 @@ _EVENT: Schema = {  # of a stream, as a reader of server-sent events has it
 def document(models: Sequence[str]) -> Schema:
     """The whole document (OpenAPI 3.1) of a gateway that serves these models."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
-    for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
+    for kind in _ASKED_OF_A_MODEL:
         components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     return {
         "openapi": "3.1.0",
@@ -92,20 +108,35 @@ def _paths() -> Schema:
         "/v1/completions": {
             "post": _generation("complete", CompletionRequest, TextCompletion, TextCompletion)
         },
+        messages.PATH: {
+            "post": _generation("message", MessagesRequest, Message, MessagesEvent, MessagesError)
+        },
+        f"{messages.PATH}/count_tokens": {
+            "post": _asking("countTokens", "Count tokens.", CountTokensRequest, TokenCount, MessagesError)
+        },
+        "/v1/responses": {"post": _generation("respond", ResponsesRequest, Response, ResponseEvent)},
         "/v1/responses/{id}": {
             "get": {
                 "operationId": "resume",
                 "summary": "Read a reply, from wherever its reader lost it.",
                 "parameters": [reply_id, last_seen, stream, after],
-                "responses": _answers(_reply_body(ChatCompletion, TextCompletion), _GENERATION_ERRORS),
-            }
+                "responses": _answers(
+                    _reply_body(ChatCompletion, TextCompletion, Response, Message), _GENERATION_ERRORS
+                ),
+            },
+            "delete": {
+                "operationId": "delete",
+                "summary": "Forget a reply.",
+                "parameters": [reply_id],
+                "responses": _answers(_json_body(DeletedResponse), (401, 403, 404)),
+            },
         },
         "/v1/responses/{id}/cancel": {
             "post": {
                 "operationId": "cancel",
                 "summary": "Stop a reply.",
                 "parameters": [reply_id],
-                "responses": _answers(_json_body(Cancelled), (401, 403, 404)),
+                "responses": _answers(_either(Cancelled, Response), (401, 403, 404)),
             }
         },
         "/tokenize": {"post": _asking("tokenize", "Text or a chat to tokens.", TokenizeRequest, Tokenized)},
@@ -125,23 +156,23 @@ def _paths() -> Schema:
     }
 
 
-def _generation(name: str, request: type, whole: type, chunk: type) -> Schema:
+def _generation(name: str, request: type, whole: type, chunk: type, error: type = ErrorBody) -> Schema:
     last_seen = _parameter("Last-Event-ID", "header", {"type": "string"}, required=False)
     return {
         "operationId": name,
-        "summary": "Generate; with `stream` as server-sent events, whose last is [DONE].",
+        "summary": "Generate; with `stream` as server-sent events.",
         "parameters": [last_seen],
         "requestBody": {"required": True, **_json_body(request)},
-        "responses": _answers(_reply_body(whole, chunk), _GENERATION_ERRORS),
+        "responses": _answers(_reply_body(whole, chunk), _GENERATION_ERRORS, error),
     }
 
 
-def _asking(name: str, summary: str, request: type, answer: type) -> Schema:
+def _asking(name: str, summary: str, request: type, answer: type, error: type = ErrorBody) -> Schema:
     return {
         "operationId": name,
         "summary": summary,
         "requestBody": {"required": True, **_json_body(request)},
-        "responses": _answers(_json_body(answer), _GENERATION_ERRORS),
+        "responses": _answers(_json_body(answer), _GENERATION_ERRORS, error),
     }
 
 
@@ -149,21 +180,25 @@ def _reading(name: str, summary: str, body: type, errors: tuple[int, ...]) -> Sc
     return {"operationId": name, "summary": summary, "responses": _answers(_json_body(body), errors)}
 
 
-def _answers(good: Schema, errors: tuple[int, ...]) -> Schema:
+def _answers(good: Schema, errors: tuple[int, ...], error: type = ErrorBody) -> Schema:
     answers: Schema = {"200": {"description": "Done.", **good}}
     for status in errors:
-        answer: Schema = {"description": _ERRORS[status], **_json_body(ErrorBody)}
+        answer: Schema = {"description": _ERRORS[status], **_json_body(error)}
         if status in (429, 503):
             answer["headers"] = _RETRY_AFTER
         answers[str(status)] = answer
     return answers
 
 
-def _reply_body(whole: type, chunk: type) -> Schema:
-    kinds = [_reference(kind) for kind in dict.fromkeys((whole, chunk))]
-    either: Schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-    events = {"text/event-stream": {"schema": _EVENT}}
-    return {"content": {"application/json": {"schema": either}, **events}}
+def _reply_body(*kinds: type) -> Schema:
+    body = _either(*kinds)
+    body["content"]["text/event-stream"] = {"schema": _EVENT}
+    return body
+
+
+def _either(*kinds: type) -> Schema:
+    bodies = [_reference(kind) for kind in dict.fromkeys(kinds)]
+    return _content(bodies[0] if len(bodies) == 1 else {"anyOf": bodies})
 
 
 def _json_body(kind: type) -> Schema:

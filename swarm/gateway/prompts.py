@@ -13,7 +13,7 @@ from swarm.gateway import tools
 from swarm.gateway.body import check_depth
 from swarm.gateway.encoding import Encoder
 from swarm.gateway.manners import Manners, as_text, join, manners_of, shaped
-from swarm.gateway.refusal import bad
+from swarm.gateway.refusal import bad, only_text
 from swarm.gateway.schema import ChatMessage, ChatRequest, Tool
 from swarm.model.guarded_text import Guard
 from swarm.model.tokenizer import Tokenizer
@@ -102,9 +102,7 @@ def _content(message: ChatMessage, place: int) -> str | list[dict[str, str]] | N
         return message.content
     for part in message.content:
         if part.type != "text" or part.text is None:
-            raise bad(
-                param, f"The model reads text only, not {part.type!r}", "Send text parts.", "unsupported"
-            )
+            raise only_text(param, part.type)
     return [{"type": "text", "text": part.text or ""} for part in message.content]
 
 

@@ -88,6 +88,11 @@ def bad(param: str, what: str, fix: str = "", reason: str | None = None) -> Refu
     return Refusal(400, what, fix, param=param, reason=reason or "invalid_value")
 
 
+def only_text(param: str, kind: str) -> Refusal:
+    """The 400 for an image, a sound or a file."""
+    return bad(param, f"The model reads text only, not {kind[:80]!r}", "Send text parts.", "unsupported")
+
+
 def refusal_of(error: SwarmError) -> Refusal:
     """The answer to a request that ended in this error."""
     if isinstance(error, Refusal):

@@ -2,15 +2,15 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 from aiohttp import web
 
-from swarm.gateway import sse
+from swarm.gateway import messages, responses, sse
 from swarm.gateway.body import BodyRules, read_body
 from swarm.gateway.choices import Choice
 from swarm.gateway.constrain import Grammar
@@ -18,11 +18,15 @@ from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
 from swarm.gateway.forms import Form
 from swarm.gateway.gate import Gate
 from swarm.gateway.instruments import Instruments
+from swarm.gateway.messages import MessagesDialect
+from swarm.gateway.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from swarm.gateway.middleware import KEY, NOTES
 from swarm.gateway.models import HostedModel
 from swarm.gateway.openapi import document
 from swarm.gateway.refusal import Refusal, bad
-from swarm.gateway.replies import ReplyStore
+from swarm.gateway.replies import Conversations, ReplyStore
+from swarm.gateway.responses import ResponsesDialect
+from swarm.gateway.responses_schema import DeletedResponse, ResponsesRequest
 from swarm.gateway.schema import (
     Cancelled,
     ChatRequest,
@@ -37,12 +41,14 @@ from swarm.gateway.schema import (
 )
 from swarm.gateway.streams import LiveReply, ReplyPlan
 from swarm.gateway.tools import make_parser
-from swarm.gateway.translate import Run, Task, chat_task, completion_task, detokenize, tokenize
+from swarm.gateway.translate import Run, Task, chat_task, completion_task, count_chat, detokenize, tokenize
 from swarm.gateway.work import Workbench
 from swarm.metrics import CONTENT_TYPE
 
 # So long a stream's headers wait for its first event, so that an early failure has a status of its own.
 HEADERS_WAIT_S = 3.0
+
+Keep = Callable[[str, Sequence[Choice]], None]  # of a reply that is whole: its id, what was said
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class Api:
     models: Mapping[str, HostedModel]
     gate: Gate
     replies: ReplyStore
+    conversations: Conversations
     instruments: Instruments
     bench: Workbench
     deadline_s: float
@@ -62,7 +69,11 @@ class Api:
         return [
             web.post("/v1/chat/completions", self.chat),
             web.post("/v1/completions", self.complete),
+            web.post("/v1/responses", self.respond),
+            web.post(messages.PATH, self.message),
+            web.post(f"{messages.PATH}/count_tokens", self.count_tokens),
             web.get("/v1/responses/{id}", self.resume),
+            web.delete("/v1/responses/{id}", self.delete),
             web.post("/v1/responses/{id}/cancel", self.cancel),
             web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
@@ -80,10 +91,40 @@ class Api:
         if "Last-Event-ID" in request.headers:
             return await self._go_on(request, request.headers["Last-Event-ID"])
         body = await read_body(request, ChatRequest, self.rules)
-        hosted = self._hosted(body.model)
-        task = await chat_task(body, hosted, self._admit(request, body))
-        head = self._head("chatcmpl", body, hosted, task)
-        return await self._answer(request, body, hosted, task, ChatDialect(head))
+        return await self._converse(request, body, "chatcmpl-", lambda head, task: ChatDialect(head))
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/responses"""
+        if "Last-Event-ID" in request.headers:
+            return await self._go_on(request, request.headers["Last-Event-ID"])
+        body = await read_body(request, ResponsesRequest, self.rules)
+        owner, earlier = request[KEY].name, body.previous_response_id
+        chat = responses.chat_of(body, self.conversations.get(earlier, owner) if earlier else [])
+
+        def begin(head: Letterhead, task: Task) -> Dialect:
+            sampling = task.requests[0].sampling
+            sampled = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+            return ResponsesDialect(head, msgspec.structs.replace(body, input=""), sampled)
+
+        def keep(reply_id: str, choices: Sequence[Choice]) -> None:
+            said = [*chat.messages[bool(body.instructions) :], choices[0].message()]
+            self.conversations.add(reply_id, owner, said)
+
+        with responses.naming():
+            return await self._converse(request, chat, "resp_", begin, None if body.store is False else keep)
+
+    async def message(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages"""
+        if "Last-Event-ID" in request.headers:
+            return await self._go_on(request, request.headers["Last-Event-ID"])
+        chat = messages.chat_of(await read_body(request, MessagesRequest, self.rules))
+        return await self._converse(request, chat, "msg_", lambda head, task: MessagesDialect(head))
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """POST /v1/messages/count_tokens"""
+        chat = messages.counted(await read_body(request, CountTokensRequest, self.rules))
+        hosted = self._hosted(chat.model)
+        return _json(TokenCount(input_tokens=await count_chat(chat, hosted, self._admit(request, chat))))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
@@ -92,25 +133,40 @@ class Api:
         body = await read_body(request, CompletionRequest, self.rules)
         hosted = self._hosted(body.model)
         task = await completion_task(body, hosted, self._admit(request, body))
-        head = self._head("cmpl", body, hosted, task)
+        head = self._head("cmpl-", body, hosted, task)
         return await self._answer(request, body, hosted, task, TextDialect(head))
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/responses/{id}"""
         reply = self.replies.get(request.match_info["id"], request[KEY].name)
         last_seen = request.headers.get("Last-Event-ID")
+        by_itself = reply.plan.background and reply.plan.dialect.tells_state
         wants_stream = "text/event-stream" in request.headers.get("Accept", "")
         if last_seen is not None:
             return await self._go_on(request, last_seen, reply.id)
         if wants_stream or request.query.get("stream") == "true":
             return await self._stream(request, reply, _starting_after(request))
+        if by_itself:
+            return self._state(request, reply)
         return await self._whole(request, reply)
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/responses/{id}/cancel"""
         reply = self.replies.get(request.match_info["id"], request[KEY].name)
         reply.cancel()
+        if reply.plan.dialect.tells_state:
+            return self._state(request, reply)
         return _json(Cancelled(id=reply.id))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """DELETE /v1/responses/{id}"""
+        reply_id, owner = request.match_info["id"], request[KEY].name
+        known = self.conversations.discard(reply_id, owner)
+        if not known or self.replies.find(reply_id, owner):
+            reply = self.replies.get(reply_id, owner)
+            reply.cancel()
+            self.replies.discard(reply)
+        return _json(DeletedResponse(id=reply_id))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize"""
@@ -171,7 +227,7 @@ class Api:
 
     def _head(self, kind: str, body: CommonRequest, hosted: HostedModel, task: Task) -> Letterhead:
         return Letterhead(
-            id=f"{kind}-{secrets.token_hex(16)}",
+            id=f"{kind}{secrets.token_hex(16)}",
             created=int(time.time()),
             model=hosted.name,
             fingerprint=f"swarm-{hosted.client.model.manifest[:12]}",
@@ -186,17 +242,41 @@ class Api:
         self.gate.check_rate(request[KEY])
         return partial(self.bench.run, request[KEY])
 
+    async def _converse(
+        self,
+        request: web.Request,
+        chat: ChatRequest,
+        kind: str,
+        begin: Callable[[Letterhead, Task], Dialect],
+        keep: Keep | None = None,
+    ) -> web.StreamResponse:
+        """Answer a chat, in whatever dialect it was asked for."""
+        hosted = self._hosted(chat.model)
+        task = await chat_task(chat, hosted, self._admit(request, chat))
+        dialect = begin(self._head(kind, chat, hosted, task), task)
+        return await self._answer(request, chat, hosted, task, dialect, keep)
+
     async def _answer(
-        self, request: web.Request, body: CommonRequest, hosted: HostedModel, task: Task, dialect: Dialect
+        self,
+        request: web.Request,
+        body: CommonRequest,
+        hosted: HostedModel,
+        task: Task,
+        dialect: Dialect,
+        keep: Keep | None = None,
     ) -> web.StreamResponse:
         await hosted.require_whole()
         reply = await self._new_reply(request, body, hosted, task, dialect)
+        if keep is not None:
+            reply.plan = replace(reply.plan, on_end=partial(keep, reply.id))
         slot = await self.gate.enter(request[KEY])
         self.instruments.note_prompt(hosted.name, task.prompt_tokens)
         self.replies.add(reply)
         reply.start(slot)
         if body.stream:
             return await self._stream(request, reply)
+        if body.background and dialect.tells_state:
+            return self._state(request, reply)
         return await self._whole(request, reply)
 
     async def _new_reply(
@@ -218,7 +298,7 @@ class Api:
                 index=index,
                 request=each,
                 echo=task.echoes[index] if task.echoes else "",
-                new_call_id=lambda: f"call_{secrets.token_hex(12)}",
+                new_call_id=lambda: f"{dialect.call_prefix}_{secrets.token_hex(12)}",
                 parser=make_parser(task.tool_style, task.tool_names) if task.tool_style else None,
                 token_bytes=vocabulary.token_bytes if vocabulary else None,
             )
@@ -261,6 +341,11 @@ class Api:
                 await response.write(event)
             await response.write_eof()
         return response
+
+    def _state(self, request: web.Request, reply: LiveReply) -> web.Response:
+        """A reply as it is now, of one that needs no reader to go on."""
+        with self._reading(request, reply):
+            return _answer_of(reply.so_far())
 
     async def _whole(self, request: web.Request, reply: LiveReply) -> web.Response:
         with self._reading(request, reply):

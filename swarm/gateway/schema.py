@@ -12,6 +12,7 @@ Text = Annotated[str, Meta(min_length=1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 JsonObject = dict[str, Any]
 
 
@@ -30,17 +31,14 @@ class StructuredOutputs(Struct, kw_only=True):
     grammar: Annotated[Text, Meta(description="A context-free grammar in Lark's notation.")] | None = None
 
 
-class CommonRequest(Struct, kw_only=True):
-    """What chat and plain completions have in common."""
+class AnyRequest(Struct, kw_only=True):
+    """What every dialect can ask for: OpenAI's names, then vLLM's, then our own."""
 
     model: Text
-    max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=16)] | None = None
     stop: Text | Annotated[list[Text], Meta(max_length=16)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -58,6 +56,19 @@ class CommonRequest(Struct, kw_only=True):
     background: (
         Annotated[bool, Meta(description="Go on without a reader; read it at /v1/responses/{id}.")] | None
     ) = None
+
+
+def shared_fields(body: AnyRequest) -> dict[str, Any]:
+    """What a body of one dialect says in the words that all of them have."""
+    return {name: getattr(body, name) for name in AnyRequest.__struct_fields__}
+
+
+class CommonRequest(AnyRequest, kw_only=True):
+    """What chat and plain completions have in common."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
+    stream_options: StreamOptions | None = None
     user: str | None = None  # accepted and without effect, as these:
     metadata: JsonObject | None = None
     store: bool | None = None
@@ -105,7 +116,7 @@ class ChatMessage(Struct, kw_only=True):
 class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     """A function the model may call; `parameters` is a JSON schema."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None

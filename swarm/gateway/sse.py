@@ -25,9 +25,14 @@ class Place:
     number: int
 
 
-def encode_event(reply_id: str, number: int, data: bytes) -> bytes:
-    """One event; `data` is JSON, so it holds no line break."""
-    return b"id: %s:%d\ndata: %s\n\n" % (reply_id.encode(), number, data)
+def event(data: bytes, name: str = "") -> bytes:
+    """The lines of an event; `data` is JSON, so it holds no line break."""
+    return (b"event: %s\n" % name.encode() if name else b"") + b"data: %s\n" % data
+
+
+def with_id(reply_id: str, number: int, lines: bytes) -> bytes:
+    """One event as it is sent."""
+    return b"id: %s:%d\n%s\n" % (reply_id.encode(), number, lines)
 
 
 def parse_event_id(text: str) -> Place:

@@ -9,12 +9,12 @@ reply nothing is kept but its events and its body.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from swarm.client.client import Client
 from swarm.client.generation import Generation, Request
@@ -34,6 +34,10 @@ _OBJECTS_PER_EVENT = 4  # bytes that the choices of an unfinished reply hold for
 _log = logging.getLogger(__name__)
 
 
+def _nothing(choices: Sequence[Choice]) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyPlan:
     """What a reply is, and how it is told."""
@@ -46,6 +50,7 @@ class ReplyPlan:
     include_swarm: bool = False
     background: bool = False
     deadline_s: float = 600.0
+    on_end: Callable[[Sequence[Choice]], None] = _nothing  # told of a reply that is whole
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +72,7 @@ class LiveReply:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
     _resumes_told: int = 0
+    _failed_at_once: bool = False  # nothing else was told
 
     @property
     def id(self) -> str:
@@ -128,7 +134,7 @@ class LiveReply:
         """Wait until there is something to tell, but not longer. Raises the `Refusal` if it failed first."""
         if not self._events and not self.finished:
             await self._wait(within_s)
-        if self.failure is not None and len(self._events) <= 1:
+        if self.failure is not None and self._failed_at_once:
             raise self.failure
 
     async def events(self, after: int = -1) -> AsyncGenerator[bytes, None]:
@@ -138,13 +144,13 @@ class LiveReply:
             if position < len(self._events):
                 batch = self._events[position:]
                 yield b"".join(
-                    sse.encode_event(self.id, position + place, data) for place, data in enumerate(batch)
+                    sse.with_id(self.id, position + place, lines) for place, lines in enumerate(batch)
                 )
                 position += len(batch)
             elif self.finished:
                 return
             elif not await self._wait(PING_S):
-                yield sse.PING
+                yield self.plan.dialect.ping
 
     async def whole(self) -> bytes:
         """The body of the finished reply. Raises the `Refusal` it ended with."""
@@ -153,6 +159,10 @@ class LiveReply:
         if self.failure is not None:
             raise self.failure
         return self._body
+
+    def so_far(self) -> bytes:
+        """The body as it is now, of a dialect that tells the state in it."""
+        return self._body or self._write_body()
 
     def _stop(self) -> None:
         if self._driver is not None and self.running:
@@ -169,7 +179,7 @@ class LiveReply:
         return True
 
     def _tell(self, *events: bytes) -> None:
-        if self.finished:  # cancelled, and a choice has not heard of it yet
+        if self.finished or not events:  # cancelled, and a choice has not heard of it yet
             return
         self._events += events
         self._event_bytes += sum(map(len, events))
@@ -216,8 +226,7 @@ class LiveReply:
                 choice.last_at = now
                 choice.hops = generation.hops or choice.hops
                 choice.resumes = earlier + generation.resumes
-                for event in plan.dialect.events(choice.push(piece)):
-                    self._tell(msgspec.json.encode(event))
+                self._tell(*plan.dialect.events(choice.push(piece)))
                 self._tell_chain(is_first)
         finally:
             await generation.aclose()
@@ -234,7 +243,7 @@ class LiveReply:
         """Tell those who asked who answers: with the first token, and whenever a peer was replaced."""
         resumes = sum(len(choice.resumes) for choice in self.choices)
         if self.plan.include_swarm and (is_first or resumes > self._resumes_told):
-            self._tell(msgspec.json.encode(self.plan.dialect.aside(None, self._provenance())))
+            self._tell(*self.plan.dialect.aside(self._provenance()))
         self._resumes_told = resumes
 
     def _end(self, failure: Refusal | None) -> None:
@@ -242,20 +251,24 @@ class LiveReply:
         if self.finished:
             return
         plan, self.failure = self.plan, failure
-        last: list[bytes] = []
         if failure is not None:
+            self._failed_at_once = not self._events
             self.instruments.note_failure(plan.head.model, failure.reason or failure.code)
-            last.append(failure.body())
+            last = plan.dialect.failed(failure, self.choices)
         else:
-            usage = plan.head.usage(self.choices) if plan.head.usage_in_stream else None
-            swarm = self._provenance() if plan.include_swarm else UNSET
-            if usage is not None or plan.include_swarm:
-                last.append(msgspec.json.encode(plan.dialect.aside(usage, swarm)))
-            last.append(sse.DONE)
-            self._body = msgspec.json.encode(plan.dialect.whole(self.choices, swarm))
+            last = plan.dialect.last(self.choices, self._told_provenance())
+            plan.on_end(self.choices)
+        if failure is None or plan.dialect.tells_state:
+            self._body = self._write_body()
         self._tell(*last)
         self.finished = True
-        self.plan, self.choices = replace(plan, grammar=None), []
+        self.plan, self.choices = replace(plan, grammar=None, on_end=_nothing), []
+
+    def _write_body(self) -> bytes:
+        return msgspec.json.encode(self.plan.dialect.whole(self.choices, self._told_provenance()))
+
+    def _told_provenance(self) -> Provenance | UnsetType:
+        return self._provenance() if self.plan.include_swarm else UNSET
 
     def _provenance(self) -> Provenance:
         model = self.plan.client.model

@@ -96,6 +96,11 @@ async def tokenize(body: TokenizeRequest, hosted: HostedModel, run: Run) -> list
     return await run(lambda: _chat_ids(chat, hosted, body.tools or []))
 
 
+async def count_chat(body: ChatRequest, hosted: HostedModel, run: Run) -> int:
+    """How many tokens the prompt of a chat has. Raises a `Refusal`."""
+    return len(await run(lambda: _chat_ids(body, hosted, _offered(body))))
+
+
 async def detokenize(body: DetokenizeRequest, hosted: HostedModel, run: Run) -> str:
     """The text of token ids, control tokens too. Raises a `Refusal`."""
     config, tokenizer = hosted.client.model.config, hosted.client.model.tokenizer
@@ -111,7 +116,7 @@ def _encoded(prompt: str, hosted: HostedModel, *, add_special_tokens: bool) -> l
 
 
 def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
-    offered = [] if body.tool_choice == "none" else body.tools or []
+    offered = _offered(body)
     style = tool_style(hosted.client.model.tokenizer, offered)
     form = form_of_chat(body, offered, style)
     prompt_ids = _chat_ids(body, hosted, offered)
@@ -127,6 +132,10 @@ def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
     )
     _check(task, hosted)
     return task
+
+
+def _offered(body: ChatRequest) -> list[Tool]:
+    return [] if body.tool_choice == "none" else body.tools or []
 
 
 def _read_completion(body: CompletionRequest, hosted: HostedModel) -> Task:
