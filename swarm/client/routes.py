@@ -88,22 +88,26 @@ class Routes:
         return self._snapshot
 
     async def plan(
-        self, span: Span, numerics: Numerics | None = None, excluded: frozenset[PeerId] = frozenset()
+        self,
+        span: Span,
+        numerics: Numerics | None = None,
+        excluded: frozenset[PeerId] = frozenset(),
+        kernels: str = "",
     ) -> tuple[PlannedHop, ...]:
         """The best chain over `span` now. Raises `NoRoute`, or `NetworkError` before the first snapshot.
 
         A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers lost
         lately are taken only when there is no chain without them and it is their turn to be asked
-        again, `excluded` ones never.
+        again, `excluded` ones never. Peers that have these `kernels` come first.
         """
         if self._snapshot is None or _now() - self._fetched_at > SNAPSHOT_LIFE_S:
             await self.refresh()
-            return self._plan_with_lost(span, numerics, excluded)
+            return self._plan_with_lost(span, numerics, excluded, kernels)
         try:
-            return self._plan_with_lost(span, numerics, excluded)
+            return self._plan_with_lost(span, numerics, excluded, kernels)
         except NoRoute:
             await self.refresh()
-        return self._plan_with_lost(span, numerics, excluded)
+        return self._plan_with_lost(span, numerics, excluded, kernels)
 
     async def keep_fresh(self) -> None:
         """Fetch a snapshot before the one at hand grows old, so that a loss finds one that is new."""
@@ -111,18 +115,17 @@ class Routes:
             await self.refresh()
 
     def _plan_with_lost(
-        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId], kernels: str
     ) -> tuple[PlannedHop, ...]:
         banned = self._banned()
         with contextlib.suppress(NoRoute):
             if _now() < self._wary_until:
-                return self._plan(span, numerics, excluded | banned | self._strangers())
+                return self._plan(span, numerics, excluded | banned | self._strangers(), kernels)
         try:
-            return self._plan(span, numerics, excluded | banned)
+            return self._plan(span, numerics, excluded | banned, kernels)
         except NoRoute:
-            return self._plan(
-                span, numerics, excluded | self._not_to_be_asked() | self._not_needed(span, numerics)
-            )
+            not_now = self._not_to_be_asked() | self._not_needed(span, numerics)
+            return self._plan(span, numerics, excluded | not_now, kernels)
 
     def plan_at_hand(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
@@ -290,13 +293,13 @@ class Routes:
         ]
 
     def _plan(
-        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId], kernels: str = ""
     ) -> tuple[PlannedHop, ...]:
         if self._snapshot is None:
             raise NetworkError("The directory has not been read yet")
         now = _now()
         block_ms = {peer: seen.block_ms for peer, seen in self._observed.items() if seen.until > now}
-        hints = RouteHints(self._rtt_ms, block_ms, excluded=excluded, numerics=numerics)
+        hints = RouteHints(self._rtt_ms, block_ms, excluded=excluded, numerics=numerics, kernels=kernels)
         return plan(self._snapshot, span, hints)
 
 

@@ -20,6 +20,7 @@ from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name, parse_dtype
+from swarm.model.linear.chooser import MeasuringChooser
 from swarm.model.span import SpanModel
 from swarm.model.store import ensure_manifest
 from swarm.model.weights import check_files, load_span, span_size_bytes
@@ -215,6 +216,7 @@ def _load(
         plan.config,
         span,
         dtype=parse_dtype(plan.dtype),
+        chooser=MeasuringChooser(config.store_root),
         manifest=plan.manifest,
         on_progress=on_progress,
     )

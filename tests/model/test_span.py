@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from swarm.errors import ContextOverflow, UsageError
-from swarm.model import layers
 from swarm.model.cache import bytes_per_token
 from swarm.model.config import read_config
-from swarm.model.layers import Projection
+from swarm.model.linear.choice import Form, plain_choice
+from swarm.model.linear.linear import pack_linear
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import load_span
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
@@ -100,7 +100,7 @@ def test_a_failure_in_the_last_block_leaves_every_cache_where_it_was(model, monk
     caches = [model.new_cache() for _ in range(2)]
     for cache in caches:
         model.forward([SpanStep(cache, rows(4))])
-    broken = Projection(torch.zeros(48, 7), None, False)
+    broken = pack_linear(torch.zeros(48, 7), None, plain_choice(Form(torch.float32)))
     last = model._blocks[-1]
     monkeypatch.setattr(model, "_blocks", (*model._blocks[:-1], replace(last, down_proj=broken)))
     with pytest.raises(RuntimeError):
@@ -120,18 +120,6 @@ def test_16_bit_weights_come_close_to_fp32(directory, model, dtype):
     assert actual.dtype == dtype
     error = (actual.float() - expected).norm() / expected.norm()
     assert error < (0.03 if dtype == torch.bfloat16 else 0.004)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bias", [None, torch.ones(700)])
-def test_a_widened_projection_equals_the_product_in_fp32(monkeypatch, dtype, bias):
-    monkeypatch.setattr(layers, "_WIDEN_ELEMENTS", 64 * 300)  # several uneven pieces
-    weight, x = torch.randn(700, 64).to(dtype), torch.randn(5, 64).to(dtype)
-    projection = Projection(weight, None if bias is None else bias.to(dtype), widen=True)
-    expected = x.float() @ weight.float().T + (0 if bias is None else bias)
-    torch.testing.assert_close(
-        projection(x).float(), expected, atol=0.2 if dtype == torch.bfloat16 else 0.03, rtol=0
-    )
 
 
 @pytest.mark.parametrize("shape", [(3, 47), (0, 48), (48,), (1, 3, 48)])
