@@ -52,7 +52,8 @@ _ROUNDING = {
     torch.bfloat16: 2**-8,
     torch.float16: 2**-10,
 }  # allowed, of |rows| @ |weight|
-_QUANTIZED_ROUNDING = 2**-7
+_INT8_ROUNDING = 2**-12  # of its rows, which are in two parts of 8 bits
+_INT4_ROUNDING = 2**-7  # its rows are in bf16
 
 
 class Shape(NamedTuple):
@@ -203,7 +204,7 @@ def is_exact(layout: Layout, kernel: Kernel, packed: Packed, weight: Tensor, row
     size = x.double().abs() @ exact_weight.abs().T
     rounding = _ROUNDING[weight.dtype]
     if layout.quantization != "none":
-        rounding = max(rounding, _QUANTIZED_ROUNDING)
+        rounding = max(rounding, _INT4_ROUNDING if layout.quantization == "int4" else _INT8_ROUNDING)
     return bool((error <= rounding * size + torch.finfo(torch.float32).tiny).all())
 
 

@@ -1,9 +1,10 @@
 """Weights in 8 and 4 bits: made from a weight [out, in], and the kernels that multiply rows with them.
 
-8 bits: one scale for each output, symmetric; the rows are quantised too, each by its own largest
-value, so that the products are whole numbers and a row's result depends on nothing but that row, not
-even on how many there are. 4 bits: a scale and an offset for each 32 inputs of an output, rows in
-bf16. A row with a NaN or an infinity in it gives no finite number.
+8 bits: one scale for each output, symmetric. The rows are quantised too, each by its own largest value
+and in two parts of 8 bits, because a few values of a row are far larger than the rest. The products are
+whole numbers, so a row's result depends on nothing but that row, not even on how many there are.
+4 bits: a scale and an offset for each 32 inputs of an output, and rows in bf16.
+A row with a NaN or an infinity in it gives no finite number.
 """
 
 from typing import NamedTuple
@@ -18,6 +19,7 @@ INT4_OUTPUTS = 16  # a weight in 4 bits has a multiple of so many
 INT4_BYTES_PER_WEIGHT = 0.5 + 4 / GROUP  # scale and offset are in bf16
 INT8_BYTES_PER_OUTPUT = 8  # a scale, and a zero that oneDNN asks for
 _LARGEST = 127
+_REST = 2 * _LARGEST  # what is left of a row after rounding is at most half a step
 _LEAST_SCALE = 1e-30
 _LEVELS = 15
 _CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a group's range; what gives the smallest error is taken
@@ -107,14 +109,19 @@ def _scales_of(rows: Tensor) -> Tensor:
 
 
 def _quantized_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as int8, and the scale of each [rows, 1]. Few operations: each costs as much as the sums in it."""
+    """Rows as int8 [2 * rows, in], first themselves and then what is left of them, and the scale of each
+    [rows, 1]. Few operations: each takes as long as the sums in it."""
     scales = _scales_of(rows)
-    return (rows / scales).round_().to(torch.int8), scales
+    scaled = rows / scales
+    first = scaled.round()
+    return torch.cat((first, scaled.sub_(first).mul_(_REST).round_())).to(torch.int8), scales
 
 
 def _rescaled(product: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    product = product.mul_(scales)
-    return (product if bias is None else product.add_(bias)).to(dtype)
+    """Rows [rows, out] from the products of both parts [2 * rows, out]."""
+    rows = len(scales)
+    whole = torch.add(product[:rows], product[rows:], alpha=1 / _REST).mul_(scales)
+    return (whole if bias is None else whole.add_(bias)).to(dtype)
 
 
 def _keep_int8(weight: Tensor) -> Packed:
