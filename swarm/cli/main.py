@@ -31,6 +31,7 @@ COMMANDS = {
     "status-page": "Serve a page that shows whether a swarm works, and proves it.",
     "model": "Fetch, check and describe models.",
     "key": "Make or show an identity.",
+    "bench": "Measure how fast this machine is, alone and in a chain.",
     "chaos": "Break a small swarm on this machine and see whether a token changes.",
     "doctor": "Check whether this machine is fit to take part.",
     "completion": "Print the completion script of a shell.",

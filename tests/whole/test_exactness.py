@@ -18,7 +18,19 @@ AT, COUNT = 20, 30
 BF16 = {"dtype": "bf16"}
 
 
-def talk(virtual_swarm, options, prompt, *, kill=None, at=AT, spans=TWICE, later=(), late=2, edit=None, numbers=BF16):
+def talk(
+    virtual_swarm,
+    options,
+    prompt,
+    *,
+    kill=None,
+    at=AT,
+    spans=TWICE,
+    later=(),
+    late=2,
+    edit=None,
+    numbers=BF16,
+):
     """The logits of each token of a greedy bf16 reply, and its resumes.
 
     A hop is killed before token `at`, peers come `later`, before token `late`, and before token 10 all
