@@ -70,6 +70,17 @@ def check_compute() -> Check:
     return Check("compute", "ok", what)
 
 
+def check_kernels(folder: Path) -> Check:
+    """Which kernels have been measured as the fastest here."""
+    from swarm.model.linear.chooser import known_choices
+
+    known = known_choices(folder)
+    if not known:
+        return Check("kernels", "ok", "none measured yet: the first peer or client of a model does that")
+    told = "; ".join(f"{what}: {choice.layout} {choice.kernels[0]}" for what, choice in known.items())
+    return Check("kernels", "ok", f"measured as the fastest for one row: {told}")
+
+
 def check_memory() -> Check:
     """Memory that a peer could take now."""
     from swarm.memory import available_bytes

@@ -55,6 +55,7 @@ def _checks(paths: Paths, port: int) -> Iterator[Callable[[], Check]]:
     yield checks.check_python
     yield checks.check_compute
     yield checks.check_memory
+    yield lambda: checks.check_kernels(paths.store_root)
     yield lambda: checks.check_disk(paths.store_root)
     yield checks.check_daemon
     yield lambda: checks.check_port(port)

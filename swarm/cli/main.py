@@ -33,6 +33,7 @@ COMMANDS = {
     "model": "Fetch, check and describe models.",
     "service": "Let the system keep a peer or a gateway running.",
     "key": "Make or show an identity.",
+    "bench": "Measure how fast this machine is, alone and in a chain.",
     "chaos": "Break a small swarm on this machine and see whether a token changes.",
     "doctor": "Check whether this machine is fit to take part.",
     "completion": "Print the completion script of a shell.",

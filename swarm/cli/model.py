@@ -11,10 +11,12 @@ import click
 from swarm.cli.fetching import MANIFEST_HELP, pull_parts, pull_whole
 from swarm.cli.output import print_json, print_result, progress
 from swarm.config import store_root
+from swarm.errors import UsageError
 from swarm.values import Span, format_size, parse_span
 
 if TYPE_CHECKING:
     from swarm.model.config import ModelConfig
+    from swarm.model.linear.layouts import Quantization
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _model_argument = click.argument("model")
@@ -176,7 +178,13 @@ def _describe(config: "ModelConfig") -> dict[str, object]:
         "vocabulary": config.vocab_size,
         "context": config.context_length,
         "dtype": config.dtype,
-        "block_bytes": {name: span_size_bytes(config, Span(0, 1), dtype) for name, dtype in dtypes.items()},
+        "block_bytes": {
+            **{name: span_size_bytes(config, Span(0, 1), dtype) for name, dtype in dtypes.items()},
+            **{
+                quantization: span_size_bytes(config, Span(0, 1), dtypes["bf16"], quantization)
+                for quantization in ("int8", "int4")
+            },
+        },
         "head_bytes": {name: head_size_bytes(config, dtype) for name, dtype in dtypes.items()},
     }
 
@@ -192,3 +200,67 @@ def _print_facts(facts: dict[str, object]) -> None:
             case _:
                 text = str(value)
         print_result(f"{label:10}  {text}")
+
+
+@command.command("quality")
+@_model_argument
+@click.option(
+    "--quantization", type=click.Choice(["int8", "int4"]), required=True, help="How the weights are kept."
+)
+@click.option("--dtype", type=click.Choice(("bf16", "fp16")), default="bf16", help="Compute in it.")
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Foretell this text.  [default: a small one of our own]",
+)
+@_json_option
+def quality(model: str, quantization: "Quantization", dtype: str, text: Path | None, as_json: bool) -> None:
+    """Measure what quantising a model costs.
+
+    Perplexity and divergence (Kullback-Leibler) on a text, beside the same model in 16 bits. Needs memory for
+    all of the model in 16 bits.
+    """
+    from dataclasses import asdict
+
+    from swarm.bench.quality import measure_quality, own_text
+    from swarm.model import store
+    from swarm.model.dtypes import parse_dtype
+
+    directory = store.resolve(model, store_root())
+    with progress(unit_is_bytes=False) as on_progress:
+        found = measure_quality(
+            directory,
+            store_root(),
+            own_text() if text is None else _read_text(text),
+            quantization,
+            parse_dtype(dtype),
+            on_progress,
+        )
+    if as_json:
+        print_json(
+            {
+                "model": model,
+                "quantization": quantization,
+                "dtype": dtype,
+                **asdict(found),
+                "ratio": found.ratio,
+            }
+        )
+        return
+    print_result(
+        f"perplexity   {found.perplexity:.3f} in {quantization}, {found.perplexity_16_bit:.3f} in {dtype}: "
+        f"ratio {found.ratio:.4f}"
+    )
+    print_result(f"divergence   {found.divergence_nats:.4f} nats a token, over {found.tokens} tokens")
+    print_result(f"same choice  {found.same_first_choice:.1%} of tokens")
+    print_result(
+        f"weights      {format_size(found.weights_bytes)} and {format_size(found.weights_bytes_16_bit)}"
+    )
+
+
+def _read_text(path: Path) -> str:
+    """Raises `UsageError` for what is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as text: {error}", "Name a text file in UTF-8.") from error

@@ -15,6 +15,7 @@ from swarm.errors import UsageError
 from swarm.values import Span, parse_span
 
 if TYPE_CHECKING:
+    from swarm.model.linear.layouts import Quantization
     from swarm.network.transport import Reach
     from swarm.peer.announcer import Profile
     from swarm.peer.throughput import Throughput
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 @click.option("--memory", type=SIZE, help="Memory to use, for example 6GiB. [default: 80% of what is free]")
 @click.option(
     "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Compute in it. [default: as stored]"
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(["none", "int8", "int4"]),
+    default="none",
+    show_default=True,
+    help="Keep the weights in fewer bits, made while loading.",
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with. [default: measured]")
 @click.option("--name", "public_name", default="", help="A name to show on status pages. None by default.")
@@ -48,6 +56,7 @@ def command(
     network: NetworkOptions,
     memory: int | None,
     dtype: str | None,
+    quantization: "Quantization",
     threads: int | None,
     public_name: str,
     monitor: int,
@@ -80,6 +89,7 @@ def command(
             span=span,
             memory_bytes=memory,
             dtype=dtype,
+            quantization=quantization,
             threads=threads,
             public_name=public_name,
             monitor_port=monitor,
@@ -106,7 +116,7 @@ class _Teller:
 
     def online(self, profile: "Profile", throughput: "Throughput") -> None:
         print_result(
-            f"Online: blocks {profile.span} of {profile.model_name} in {profile.dtype}, "
+            f"Online: blocks {profile.span} of {profile.model_name} in {_numbers(profile)}, "
             f"{throughput.decode_tokens_per_s:.1f} tokens/s on {throughput.threads} thread(s). Ctrl-C leaves."
         )
 
@@ -123,6 +133,12 @@ class _Teller:
 
     def leaving(self, within_s: float) -> None:
         note(f"Leaving: sessions have {within_s:.0f} s to move. Ctrl-C again stops at once.")
+
+
+def _numbers(profile: "Profile") -> str:
+    """What a peer computes in, in words."""
+    quantized = "" if profile.quantization == "none" else f", weights in {profile.quantization}"
+    return f"{profile.dtype}{quantized}"
 
 
 class _JsonTeller:
@@ -144,6 +160,8 @@ class _JsonTeller:
                 "manifest": profile.manifest,
                 "blocks": str(profile.span),
                 "dtype": profile.dtype,
+                "quantization": profile.quantization,
+                "kernels": profile.kernels,
                 "threads": throughput.threads,
                 "decode_tokens_per_s": throughput.decode_tokens_per_s,
                 "prefill_tokens_per_s": throughput.prefill_tokens_per_s,

@@ -7,6 +7,7 @@ from pathlib import Path
 from swarm.model.config import ModelConfig, read_config, read_generation_defaults
 from swarm.model.dtypes import parse_dtype
 from swarm.model.head import Head
+from swarm.model.linear.chooser import MeasuringChooser
 from swarm.model.sampling import Sampling
 from swarm.model.store import ensure_manifest, resolve
 from swarm.model.tokenizer import Tokenizer, load_tokenizer
@@ -47,7 +48,13 @@ def load_client_model(name: str, root: Path, dtype: str | None = None) -> Client
         whole_manifest=manifest,
         config=config,
         tokenizer=tokenizer,
-        head=load_head(directory, config, dtype=parse_dtype(dtype or "fp32"), manifest=manifest),
+        head=load_head(
+            directory,
+            config,
+            dtype=parse_dtype(dtype or "fp32"),
+            chooser=MeasuringChooser(root),
+            manifest=manifest,
+        ),
         sampling=read_generation_defaults(directory),
     )
 

@@ -18,7 +18,7 @@ from swarm.client.hop import Hop, HopSettings
 from swarm.client.local import LOCAL, LocalBlocks
 from swarm.client.remote_hop import open_hop
 from swarm.client.router import Numerics, PlannedHop
-from swarm.client.routes import Routes
+from swarm.client.routes import DEFAULT_NUMERICS, Routes
 from swarm.errors import (
     LossKind,
     NetworkError,
@@ -104,12 +104,12 @@ class Recovery:
     def is_exact(self, replay_tokens: int) -> bool:
         """Whether to replay so many rows in the very steps that were sent, so that the bits are the same.
 
-        In fp32 no token hangs on the bits that a replay in chunks changes, so it is never needed.
+        In fp32, not quantised, no token hangs on the bits that a replay in chunks changes: never needed.
         """
         if self.exactness != "auto":
             return self.exactness == "exact"
-        dtype = self.numerics.dtype if self.numerics else "fp32"
-        return dtype != "fp32" and replay_tokens <= LONGEST_EXACT_REPLAY_TOKENS
+        plain = (self.numerics or DEFAULT_NUMERICS) == DEFAULT_NUMERICS
+        return not plain and replay_tokens <= LONGEST_EXACT_REPLAY_TOKENS
 
     async def open_chain(self, span: Span) -> list[Hop]:
         """Open a first chain over `span`, and settle how hidden states travel.
@@ -128,12 +128,14 @@ class Recovery:
             await hop.drop()
             if hop.lost is not None and hop.lost.silent_s is not None:  # its connection may be dead, too
                 await self.network.hang_up(hop.planned.peer, hop.lost.silent_s)
-        return await self._cover(Span(lost[0].planned.span.start, lost[-1].planned.span.end), held)
+        span = Span(lost[0].planned.span.start, lost[-1].planned.span.end)
+        return await self._cover(span, held, self._kernels_for(lost))
 
     async def open_beside(self, hop: Hop, role: Role) -> list[Hop]:
         """Open hops over the blocks of a living one, on other peers, without waiting. Raises `SwarmError`."""
         numerics = self.numerics or hop.planned.numerics
-        planned = await self.routes.plan(hop.planned.span, numerics, frozenset([hop.planned.peer]))
+        others, kernels = frozenset([hop.planned.peer]), self._kernels_for([hop])
+        planned = await self.routes.plan(hop.planned.span, numerics, others, kernels=kernels)
         return await self._open_all(planned, {}, role)
 
     async def reopen(self, state: SessionState) -> list[Hop]:
@@ -158,11 +160,16 @@ class Recovery:
         self.numerics, self.settled = self.preferred, True
         return hops
 
-    async def _cover(self, span: Span, held: Mapping[_Place, Held]) -> list[Hop]:
+    def _kernels_for(self, hops: Sequence[Hop]) -> str:
+        """What others than these hops should compute with so that the bits are the same, if that matters."""
+        kinds = {hop.planned.kernels for hop in hops}
+        return kinds.pop() if self.is_exact(0) and len(kinds) == 1 else ""
+
+    async def _cover(self, span: Span, held: Mapping[_Place, Held], kernels: str = "") -> list[Hop]:
         ends_at, wanted = _now() + self.patience_s, self.numerics
         for delay_s in _backoff(self.jitter):
             try:
-                planned = await self._plan(span)
+                planned = await self._plan(span, kernels)
                 self._prepare(planned)
                 hops = await self._open_chain(planned, held)
             except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
@@ -177,18 +184,18 @@ class Recovery:
             await asyncio.sleep(delay_s)
         raise AssertionError("the backoff never ends")
 
-    async def _plan(self, span: Span) -> tuple[PlannedHop, ...]:
+    async def _plan(self, span: Span, kernels: str) -> tuple[PlannedHop, ...]:
         """A chain of peers, with blocks that nobody hosts run here if that is wanted and possible."""
         if self.preferred is not None and not self.settled:
             with contextlib.suppress(NoRoute):
                 return await self.routes.plan(span, self.preferred)
         if self.local is not None:  # then nothing has to be hoped of peers that were lost
             with contextlib.suppress(NoRoute):
-                return await self.routes.plan(span, self.numerics, with_lost=False)
+                return await self.routes.plan(span, self.numerics, with_lost=False, kernels=kernels)
             route = self.routes.plan_around(span, self.numerics, LOCAL)
             if all(self.local.fits(hop.span, hop.numerics) for hop in route if hop.peer == LOCAL):
                 return route
-        return await self.routes.plan(span, self.numerics)
+        return await self.routes.plan(span, self.numerics, kernels=kernels)
 
     def _prepare(self, planned: Sequence[PlannedHop]) -> None:
         """Choose the numerics and the codec of the first chain; once that stands they never change."""

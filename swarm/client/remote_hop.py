@@ -318,6 +318,7 @@ async def open_hop(
         end=planned.span.end,
         dtype=planned.numerics.dtype,
         quantization=planned.numerics.quantization,
+        kernels=planned.kernels,
         codec=settings.codec,
         max_tokens=settings.max_tokens,
         lease_s=settings.lease_s,

@@ -40,6 +40,7 @@ class PlannedHop:
     span: Span
     numerics: Numerics
     expected_ms: float
+    kernels: str = ""  # the peer's fingerprint of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +52,20 @@ class RouteHints:
     unknown_rtt_ms: float = 30.0
     excluded: frozenset[PeerId] = frozenset()
     numerics: Numerics | None = None  # only peers that compute like this
+    kernels: str = ""  # peers with this fingerprint first: they give the same bits
 
 
 def plan(snapshot: Snapshot, span: Span, hints: RouteHints) -> tuple[PlannedHop, ...]:
     """The cheapest chain over `span`; raises `NoRoute` naming the blocks nobody hosts.
 
     Peers that compute alike are preferred: a chain of one kind of numerics, if there is one, is
-    taken before any mixed chain, because another peer of that kind can replace a hop exactly.
+    taken before any mixed chain, because another peer of that kind can replace a hop exactly. Where
+    the kernels are named, a chain of peers that have them is taken before any other.
     """
     usable = [record for record in snapshot.online() if _usable(record, hints)]
+    same_bits = [record for record in usable if hints.kernels and record.kernels == hints.kernels]
+    if same_bits and (route := _cheapest(same_bits, span, hints)):
+        return route
     alike: dict[Numerics, list[PeerRecord]] = {}
     for record in usable:
         alike.setdefault(_numerics(record), []).append(record)
@@ -206,6 +212,7 @@ def _chain(
         spent_before = reached[last.started - 1 - span.start].cost_ms if last.started > span.start else 0.0
         record = candidates[last.candidate]
         expected_ms = last.cost_ms - spent_before
-        hops.append(PlannedHop(record.peer_id, Span(last.started, end), _numerics(record), expected_ms))
+        part = Span(last.started, end)
+        hops.append(PlannedHop(record.peer_id, part, _numerics(record), expected_ms, record.kernels))
         end = last.started
     return tuple(reversed(hops))

@@ -93,22 +93,23 @@ class Routes:
         numerics: Numerics | None = None,
         excluded: frozenset[PeerId] = frozenset(),
         with_lost: bool = True,
+        kernels: str = "",
     ) -> tuple[PlannedHop, ...]:
         """The best chain over `span` now. Raises `NoRoute`, or `NetworkError` before the first snapshot.
 
         A snapshot at hand is used at once; a fresh one is fetched when that gives no chain. Peers lost
         lately are taken only `with_lost`, when there is no chain without them and it is their turn to be
-        asked again; `excluded` ones never.
+        asked again; `excluded` ones never. Peers that have these `kernels` come first.
         """
         choose = self._plan_with_lost if with_lost else self.plan_at_hand
         if self._snapshot is None or _now() - self._fetched_at > SNAPSHOT_LIFE_S:
             await self.refresh()
-            return choose(span, numerics, excluded)
+            return choose(span, numerics, excluded, kernels)
         try:
-            return choose(span, numerics, excluded)
+            return choose(span, numerics, excluded, kernels)
         except NoRoute:
             await self.refresh()
-        return choose(span, numerics, excluded)
+        return choose(span, numerics, excluded, kernels)
 
     async def keep_fresh(self) -> None:
         """Fetch a snapshot before the one at hand grows old, so that a loss finds one that is new."""
@@ -116,24 +117,23 @@ class Routes:
             await self.refresh()
 
     def _plan_with_lost(
-        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId], kernels: str
     ) -> tuple[PlannedHop, ...]:
         banned = self._banned()
         with contextlib.suppress(NoRoute):
             if _now() < self._wary_until:
-                return self._plan(span, numerics, excluded | banned | self._strangers())
+                return self._plan(span, numerics, excluded | banned | self._strangers(), kernels)
         try:
-            return self._plan(span, numerics, excluded | banned)
+            return self._plan(span, numerics, excluded | banned, kernels)
         except NoRoute:
-            return self._plan(
-                span, numerics, excluded | self._not_to_be_asked() | self._not_needed(span, numerics)
-            )
+            not_now = self._not_to_be_asked() | self._not_needed(span, numerics)
+            return self._plan(span, numerics, excluded | not_now, kernels)
 
     def plan_at_hand(
-        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId], kernels: str = ""
     ) -> tuple[PlannedHop, ...]:
         """The best chain over `span` by what is known already. Raises `NoRoute`."""
-        return self._plan(span, numerics, excluded | self._banned())
+        return self._plan(span, numerics, excluded | self._banned(), kernels)
 
     def plan_around(self, span: Span, numerics: Numerics | None, stopgap: PeerId) -> tuple[PlannedHop, ...]:
         """The best chain over `span` by what is known, with `stopgap` for the blocks nobody hosts."""
@@ -295,13 +295,13 @@ class Routes:
         ]
 
     def _plan(
-        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId]
+        self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId], kernels: str = ""
     ) -> tuple[PlannedHop, ...]:
         if self._snapshot is None:
             raise NetworkError("The directory has not been read yet")
         now = _now()
         block_ms = {peer: seen.block_ms for peer, seen in self._observed.items() if seen.until > now}
-        hints = RouteHints(self._rtt_ms, block_ms, excluded=excluded, numerics=numerics)
+        hints = RouteHints(self._rtt_ms, block_ms, excluded=excluded, numerics=numerics, kernels=kernels)
         return plan(self._snapshot, span, hints)
 
 

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from swarm.errors import RequestError
 from swarm.model.config import ModelConfig
-from swarm.model.layers import Projection, rms_norm
+from swarm.model.layers import rms_norm
+from swarm.model.linear.linear import Linear
 
 
 class Head:
     """Embedding, final norm and lm_head (which may be the embedding once more)."""
 
-    def __init__(self, config: ModelConfig, embed_tokens: Tensor, norm: Tensor, lm_head: Projection) -> None:
+    def __init__(self, config: ModelConfig, embed_tokens: Tensor, norm: Tensor, lm_head: Linear) -> None:
         self.config = config
         self._embed_tokens = embed_tokens  # [vocab, hidden]
         self._norm = norm  # [hidden]
@@ -30,7 +31,7 @@ class Head:
     @property
     def weights_bytes(self) -> int:
         """Memory the weights take; tied embeddings count once."""
-        tied = self._lm_head.weight is self._embed_tokens
+        tied = self._lm_head.packed[0] is self._embed_tokens
         return self._embed_tokens.nbytes + self._norm.nbytes + (0 if tied else self._lm_head.size_bytes)
 
     @torch.inference_mode()

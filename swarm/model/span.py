@@ -15,7 +15,11 @@ from swarm.errors import ContextOverflow, UsageError
 from swarm.model.attention import Segment, attend, tiles
 from swarm.model.cache import KVCache
 from swarm.model.config import ModelConfig
-from swarm.model.layers import Projection, gated_silu, multiplies_natively, rms_norm
+from swarm.model.dtypes import dtype_name
+from swarm.model.layers import gated_silu, rms_norm
+from swarm.model.linear.layouts import Quantization, multiplies_natively
+from swarm.model.linear.linear import Linear
+from swarm.model.linear.machine import fingerprint
 from swarm.model.rotary import Rotary, RotaryTables, rotate_
 from swarm.values import Span
 
@@ -33,21 +37,25 @@ class BlockWeights:
     """The tensors of one block; q, k, v and gate, up stacked into one matrix each."""
 
     input_layernorm: Tensor  # [hidden]
-    qkv_proj: Projection  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    qkv_proj: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    o_proj: Projection  # [hidden, heads * head_dim]
+    o_proj: Linear  # [hidden, heads * head_dim]
     post_attention_layernorm: Tensor  # [hidden]
-    gate_up_proj: Projection  # [2 * intermediate, hidden]
-    down_proj: Projection  # [hidden, intermediate]
+    gate_up_proj: Linear  # [2 * intermediate, hidden]
+    down_proj: Linear  # [hidden, intermediate]
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linear layers."""
+        return (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
 
     @property
     def size_bytes(self) -> int:
         """Memory held."""
         norms = (self.input_layernorm, self.q_norm, self.k_norm, self.post_attention_layernorm)
-        projections = (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
         return sum(norm.nbytes for norm in norms if norm is not None) + sum(
-            each.size_bytes for each in projections
+            linear.size_bytes for linear in self.linears
         )
 
 
@@ -63,11 +71,17 @@ class SpanModel:
     """Consecutive blocks of a model, in memory, ready to compute."""
 
     def __init__(
-        self, config: ModelConfig, span: Span, blocks: Sequence[BlockWeights], dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        span: Span,
+        blocks: Sequence[BlockWeights],
+        dtype: torch.dtype,
+        quantization: Quantization = "none",
     ) -> None:
         self.config = config
         self.span = span
         self.dtype = dtype
+        self.quantization = quantization
         self._blocks = tuple(blocks)
         self._rotary = Rotary(config, dtype)
         # Without native fp16, torch's attention in it is three times slower than in fp32; in bf16 it is not.
@@ -78,6 +92,17 @@ class SpanModel:
     def weights_bytes(self) -> int:
         """Memory the weights take."""
         return sum(block.size_bytes for block in self._blocks)
+
+    @property
+    def linears(self) -> list[Linear]:
+        """Every linear layer, block by block."""
+        return [linear for block in self._blocks for linear in block.linears]
+
+    @property
+    def kernels(self) -> str:
+        """A short name of what its bits hang on besides the weights: the kernels, processor and torch."""
+        kind = f"{dtype_name(self.dtype)} {self.quantization}"
+        return fingerprint(f"{kind} {linear}" for linear in self.linears)
 
     def new_cache(self, span: Span | None = None) -> KVCache:
         """An empty cache for a session on these blocks, or on some of them."""

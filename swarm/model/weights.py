@@ -16,12 +16,17 @@ from torch import Tensor
 
 from swarm.errors import BrokenModel, ManifestMismatch
 from swarm.memory import room_for
-from swarm.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, Shape, has_both_layouts
+from swarm.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, has_both_layouts
+from swarm.model.checkpoint import Shape as TensorShape
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name
 from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
-from swarm.model.layers import Projection, multiplies_natively
+from swarm.model.linear.choice import Choice, Form, Shape, form_of
+from swarm.model.linear.chooser import Chooser, PlainChooser
+from swarm.model.linear.layouts import Quantization
+from swarm.model.linear.linear import Linear, pack_linear
+from swarm.model.linear.quantized import INT4_BYTES_PER_WEIGHT, INT8_BYTES_PER_OUTPUT
 from swarm.model.span import BlockWeights, SpanModel
 from swarm.model.tokenizer_file import named_beside
 from swarm.security.manifest import Manifest
@@ -41,25 +46,33 @@ def load_span(
     span: Span,
     *,
     dtype: torch.dtype,
+    quantization: Quantization = "none",
+    chooser: Chooser | None = None,
     manifest: Manifest | None = None,
     on_progress: Progress | None = None,
 ) -> SpanModel:
     """Load the blocks of a span, checking each tensor against the manifest where one is given.
+
+    Each weight is packed, and quantised if that is wanted, as soon as it is read. `chooser` says which
+    kernels it gets; the plain ones without one.
 
     Raises `UsageError` for a span outside the model, `BrokenModel` and `ManifestMismatch` for files
     that are not what they should be, `DoesNotFit` when there is not enough memory.
     """
     config.check_span(span)
     check_config(config, manifest)
-    needed_bytes = span_size_bytes(config, span, dtype)
+    form = Form(dtype, quantization)
+    needed_bytes = span_size_bytes(config, span, dtype, quantization)
 
     def fix(free_bytes: int) -> str:
         fitting = free_bytes * len(span) // needed_bytes
         return f"There is room for {fitting}: fewer blocks, a narrower number format, or more memory will do."
 
     with room_for(f"Blocks {span} in {dtype_name(dtype)}", needed_bytes, fix):
+        choices = (chooser or PlainChooser()).choose(linear_shapes(config), form)
         loader = _Loader(Checkpoint(directory), dtype, manifest, needed_bytes, on_progress)
-        return SpanModel(config, span, [_load_block(loader, config, block) for block in span], dtype)
+        blocks = [_load_block(loader, config, block, choices) for block in span]
+        return SpanModel(config, span, blocks, dtype, quantization)
 
 
 def check_files(directory: Path, config: ModelConfig, span: Span) -> None:
@@ -71,16 +84,26 @@ def check_files(directory: Path, config: ModelConfig, span: Span) -> None:
 
 
 def load_head(
-    directory: Path, config: ModelConfig, *, dtype: torch.dtype, manifest: Manifest | None = None
+    directory: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    chooser: Chooser | None = None,
+    manifest: Manifest | None = None,
 ) -> Head:
-    """Load embedding, final norm and lm_head. Raises as `load_span` does."""
+    """Load embedding, final norm and lm_head. Raises as `load_span` does.
+
+    An lm_head that is the embedding once more stays legible, so that there is one copy of it.
+    """
     check_config(config, manifest)
     needed_bytes = head_size_bytes(config, dtype)
     with room_for(f"The ends of the model in {dtype_name(dtype)}", needed_bytes, lambda _: _MORE_MEMORY):
-        return _load_head(directory, config, dtype, manifest)
+        return _load_head(directory, config, dtype, chooser or PlainChooser(), manifest)
 
 
-def _load_head(directory: Path, config: ModelConfig, dtype: torch.dtype, manifest: Manifest | None) -> Head:
+def _load_head(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, chooser: Chooser, manifest: Manifest | None
+) -> Head:
     shapes = head_tensors(config)
     checkpoint = _open_ends(directory, config)
     loader = _Loader(checkpoint, dtype, manifest, head_size_bytes(config, dtype), None)
@@ -88,7 +111,10 @@ def _load_head(directory: Path, config: ModelConfig, dtype: torch.dtype, manifes
     norm = loader.tensor(FINAL_NORM, shapes[FINAL_NORM])
     tied = LM_HEAD not in manifest.tensors if manifest else _are_tied(checkpoint, config)
     weight = embed_tokens if tied else loader.tensor(LM_HEAD, shapes[EMBEDDING])
-    return Head(config, embed_tokens, norm, Projection(weight, None, not multiplies_natively(dtype)))
+    shape = Shape(*weight.shape)
+    choice = chooser.choose([shape], Form(dtype, legible=tied))[shape]
+    lm_head = pack_linear(weight, None, choice)
+    return Head(config, lm_head.packed[0] if tied else embed_tokens, norm, lm_head)
 
 
 def _open_ends(directory: Path, config: ModelConfig) -> Checkpoint:
@@ -107,7 +133,7 @@ def _are_tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
     return checkpoint.digest(LM_HEAD, table) == checkpoint.digest(EMBEDDING, table)
 
 
-def block_tensors(config: ModelConfig, block: int) -> dict[str, Shape]:
+def block_tensors(config: ModelConfig, block: int) -> dict[str, TensorShape]:
     """Names and shapes of one block's tensors, as Hugging Face has them."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -120,7 +146,7 @@ def block_tensors(config: ModelConfig, block: int) -> dict[str, Shape]:
         ("mlp.up_proj", inner, hidden, config.mlp_bias),
         ("mlp.down_proj", hidden, inner, config.mlp_bias),
     ]
-    shapes: dict[str, Shape] = {
+    shapes: dict[str, TensorShape] = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
@@ -136,10 +162,10 @@ def block_tensors(config: ModelConfig, block: int) -> dict[str, Shape]:
     return {f"model.layers.{block}.{name}": shape for name, shape in shapes.items()}
 
 
-def head_tensors(config: ModelConfig) -> dict[str, Shape]:
+def head_tensors(config: ModelConfig) -> dict[str, TensorShape]:
     """Names and shapes of the tensors outside the blocks, as the config has them."""
     table = (config.vocab_size, config.hidden_size)
-    shapes: dict[str, Shape] = {EMBEDDING: table, FINAL_NORM: (config.hidden_size,)}
+    shapes: dict[str, TensorShape] = {EMBEDDING: table, FINAL_NORM: (config.hidden_size,)}
     return shapes if config.tie_word_embeddings else {**shapes, LM_HEAD: table}
 
 
@@ -148,9 +174,34 @@ def block_tensor_names(config: ModelConfig, span: Span) -> list[str]:
     return [name for block in span for name in block_tensors(config, block)]
 
 
-def span_size_bytes(config: ModelConfig, span: Span, dtype: torch.dtype) -> int:
+def linear_shapes(config: ModelConfig) -> list[Shape]:
+    """Of the linear layers of every block: q, k, v stacked; o; gate, up stacked; down."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return [
+        Shape(queries + 2 * keys, hidden),
+        Shape(hidden, queries),
+        Shape(2 * inner, hidden),
+        Shape(hidden, inner),
+    ]
+
+
+def span_size_bytes(
+    config: ModelConfig, span: Span, dtype: torch.dtype, quantization: Quantization = "none"
+) -> int:
     """Memory that the weights of a span take, known before a byte is read."""
-    return len(span) * _size_bytes(block_tensors(config, 0).values(), dtype)
+    whole = _size_bytes(block_tensors(config, 0).values(), dtype)
+    saved = sum(
+        shape.outputs * shape.inputs * dtype.itemsize - _quantized_bytes(shape, Form(dtype, quantization))
+        for shape in linear_shapes(config)
+    )
+    return len(span) * (whole if quantization == "none" else whole - saved)
+
+
+def _quantized_bytes(shape: Shape, form: Form) -> int:
+    if form_of(shape, form).quantization == "int4":
+        return int(shape.outputs * shape.inputs * INT4_BYTES_PER_WEIGHT)
+    return shape.outputs * (shape.inputs + INT8_BYTES_PER_OUTPUT)
 
 
 def head_size_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -202,7 +253,9 @@ def build_manifest(
     return Manifest(config_digest(config), tokenizer_digests(directory), digests)
 
 
-def _check_other_layout(directory: Path, shapes: Mapping[str, Shape], digests: Mapping[str, str]) -> None:
+def _check_other_layout(
+    directory: Path, shapes: Mapping[str, TensorShape], digests: Mapping[str, str]
+) -> None:
     """Raise `BrokenModel` unless the one file beside the index holds the same tensors."""
     single = Checkpoint(directory, single_file=True)
     for name, digest in digests.items():
@@ -243,7 +296,7 @@ def _content(token: object) -> object:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _size_bytes(shapes: Iterable[Shape], dtype: torch.dtype) -> int:
+def _size_bytes(shapes: Iterable[TensorShape], dtype: torch.dtype) -> int:
     return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
 
 
@@ -264,13 +317,12 @@ class _Loader:
         self._total_bytes = total_bytes
         self._done_bytes = 0
         self._on_progress = on_progress
-        self._widen = not multiplies_natively(dtype)
 
-    def tensor(self, name: str, shape: Shape) -> Tensor:
+    def tensor(self, name: str, shape: TensorShape) -> Tensor:
         """One tensor."""
         return self.stack([name], {name: shape})
 
-    def stack(self, names: list[str], shapes: dict[str, Shape]) -> Tensor:
+    def stack(self, names: list[str], shapes: dict[str, TensorShape]) -> Tensor:
         """Several tensors on top of each other in one."""
         rows = [shapes[name][0] for name in names]
         for name in names:  # before there is memory for it
@@ -283,31 +335,35 @@ class _Loader:
                 self._on_progress(self._done_bytes, self._total_bytes)
         return stacked
 
-    def projection(self, names: list[str], shapes: dict[str, Shape]) -> Projection:
+    def linear(
+        self, names: list[str], shapes: dict[str, TensorShape], choices: Mapping[Shape, Choice]
+    ) -> Linear:
         """Several linear layers with the same input as one."""
         weight = self.stack([f"{name}.weight" for name in names], shapes)
         has_bias = f"{names[0]}.bias" in shapes
         bias = self.stack([f"{name}.bias" for name in names], shapes) if has_bias else None
-        return Projection(weight, bias, self._widen)
+        return pack_linear(weight, bias, choices[Shape(*weight.shape)])
 
 
-def _load_block(loader: _Loader, config: ModelConfig, block: int) -> BlockWeights:
+def _load_block(
+    loader: _Loader, config: ModelConfig, block: int, choices: Mapping[Shape, Choice]
+) -> BlockWeights:
     shapes = block_tensors(config, block)
     layer = f"model.layers.{block}"
 
     def norm(name: str) -> Tensor:
         return loader.tensor(f"{layer}.{name}.weight", shapes[f"{layer}.{name}.weight"])
 
-    def projection(*names: str) -> Projection:
-        return loader.projection([f"{layer}.{name}" for name in names], shapes)
+    def linear(*names: str) -> Linear:
+        return loader.linear([f"{layer}.{name}" for name in names], shapes, choices)
 
     return BlockWeights(
         input_layernorm=norm("input_layernorm"),
-        qkv_proj=projection("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        qkv_proj=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         q_norm=norm("self_attn.q_norm") if config.qk_norm else None,
         k_norm=norm("self_attn.k_norm") if config.qk_norm else None,
-        o_proj=projection("self_attn.o_proj"),
+        o_proj=linear("self_attn.o_proj"),
         post_attention_layernorm=norm("post_attention_layernorm"),
-        gate_up_proj=projection("mlp.gate_proj", "mlp.up_proj"),
-        down_proj=projection("mlp.down_proj"),
+        gate_up_proj=linear("mlp.gate_proj", "mlp.up_proj"),
+        down_proj=linear("mlp.down_proj"),
     )

@@ -35,6 +35,7 @@ class Profile:
     span: Span
     dtype: str
     quantization: str = "none"
+    kernels: str = ""  # known once the blocks are loaded
     public_name: str = ""
     started_at: float = 0.0
     software: str = field(default_factory=software_version)  # read once: it is in a file
@@ -103,6 +104,10 @@ class Announcer:
         """Host other blocks; possible until the peer is online."""
         self.profile = replace(self.profile, span=span)
 
+    def computes_with(self, kernels: str) -> None:
+        """Name the kernels of the blocks that were loaded."""
+        self.profile = replace(self.profile, kernels=kernels)
+
     async def withdraw(self) -> None:
         """Take the record out of the directory, as far as it can be reached."""
         try:
@@ -126,6 +131,7 @@ class Announcer:
             state="joining" if self.state == "online" and reachable in ("no", None) else self.state,
             dtype=profile.dtype,
             quantization=profile.quantization,
+            kernels=profile.kernels,
             decode_tokens_per_s=load.decode_tokens_per_s,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             free_tokens=load.free_tokens,

@@ -54,7 +54,8 @@ class Executor:
         self._on_step = on_step
         # Bits hang on the shapes that are computed. In fp32 no token hangs on them, so a spare may be
         # cut finer than an active session; elsewhere it must not be.
-        self._scheduler = Scheduler(32 if model.dtype == torch.float32 else SLICE_TOKENS)
+        plain = model.dtype == torch.float32 and model.quantization == "none"
+        self._scheduler = Scheduler(32 if plain else SLICE_TOKENS)
         self._jobs: dict[PendingStep, _Job] = {}
         self._work = asyncio.Event()
         self._running: frozenset[PeerSession] = frozenset()  # those in the batch being computed

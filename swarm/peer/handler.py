@@ -57,6 +57,7 @@ class Hosting:
     span: Span
     dtype: str
     quantization: str
+    kernels: str
     hidden_size: int
 
     def largest_body_bytes(self, codec: str) -> int:
@@ -206,6 +207,8 @@ class SessionHandler:
             _refuse("dtype", request.dtype, hosting.dtype)
         if request.quantization != hosting.quantization:
             _refuse("quantization", request.quantization, hosting.quantization)
+        if request.kernels not in ("", hosting.kernels):
+            _refuse("kernels", request.kernels, hosting.kernels)
         if not hosting.span.start <= request.start < request.end <= hosting.span.end:
             _refuse("span", f"{request.start}:{request.end}", str(hosting.span))
         if request.codec not in CODECS:

@@ -49,13 +49,15 @@ class Peer:
         self.throughput = throughput
         self.executor = Executor(model, compute, instruments.note_step)
         self.sessions = SessionTable(model, limits)
+        announcer.computes_with(model.kernels)
         profile = announcer.profile
         hosting = Hosting(
             peer=profile.peer,
             manifest=profile.manifest,
             span=model.span,
             dtype=dtype_name(model.dtype),
-            quantization=profile.quantization,
+            quantization=model.quantization,
+            kernels=model.kernels,
             hidden_size=model.config.hidden_size,
         )
         self.handler = SessionHandler(hosting, self.sessions, self.executor)

@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from swarm.errors import ClockOff
 from swarm.lifetime import Stopped, persist, unless_stopped, until_stopped
 from swarm.memory import available_bytes
@@ -21,6 +23,8 @@ from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name, parse_dtype
 from swarm.model.files import StageProgress
+from swarm.model.linear.chooser import MeasuringChooser
+from swarm.model.linear.layouts import Quantization
 from swarm.model.parts import can_be_fetched, fetch, missing_of_span
 from swarm.model.span import SpanModel
 from swarm.model.store import ensure_manifest
@@ -61,6 +65,7 @@ class PeerConfig:
     span: Span | None = None  # None: the worst-covered blocks that fit
     memory_bytes: int | None = None
     dtype: str | None = None  # None: as the model is stored
+    quantization: Quantization = "none"
     threads: int | None = None  # None: measured
     public_name: str = ""
     monitor_port: int = 0
@@ -148,7 +153,7 @@ def _make_plan(config: PeerConfig) -> _Plan:
     model = read_config(config.directory)
     dtype = parse_dtype(config.dtype or model.dtype)
     memory_bytes = _usable_bytes(config.memory_bytes)
-    largest = max(span_size_bytes(model, Span(b, b + 1), dtype) for b in range(model.num_blocks))
+    largest = span_size_bytes(model, Span(0, 1), dtype, config.quantization)  # all blocks are alike
     cache = bytes_per_token(model, 1, dtype)
     fitting = blocks_that_fit(int(memory_bytes * (1 - CACHE_SHARE)), largest, cache)
     wanted = config.span or Span(0, model.num_blocks)
@@ -186,6 +191,7 @@ def _profile(config: PeerConfig, plan: _Plan, identity: Identity) -> Profile:
         hidden_size=model.hidden_size,
         span=config.span or Span(0, model.num_blocks),
         dtype=plan.dtype,
+        quantization=config.quantization,
         public_name=config.public_name,
         started_at=time.time(),
     )
@@ -241,11 +247,15 @@ def _load(
             raise Stopped
         events.on_loading(span, done, total)
 
+    if config.threads is not None:  # kernels are chosen for so many
+        torch.set_num_threads(config.threads)
     model = load_span(
         config.directory,
         plan.config,
         span,
         dtype=parse_dtype(plan.dtype),
+        quantization=config.quantization,
+        chooser=MeasuringChooser(config.store_root),
         manifest=plan.manifest,
         on_progress=on_progress,
     )

@@ -156,6 +156,7 @@ class LocalSwarmConfig:
     threads: int = 1
     extra: Sequence[str] = ()  # options of every peer
     on_start: Callable[[str], None] = lambda text: None  # told, in words, each time a node is up
+    quantization: str = "none"
 
 
 @dataclass(slots=True)
@@ -196,6 +197,7 @@ class LocalSwarm:
         peer = await SwarmProcess.start(
             "peer", config.model, "--blocks", str(span), "--join", join or self.join,
             "--listen", "127.0.0.1:0", "--dtype", config.dtype, "--threads", str(config.threads),
+            "--quantization", config.quantization,
             "--identity", identity or f"{config.home}/peer-{len(self.peers)}.key", *config.extra,
         )  # fmt: skip
         self.peers.append(peer)

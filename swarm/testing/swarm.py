@@ -17,6 +17,7 @@ from swarm.client.client import Client, ClientOptions
 from swarm.client.model import ClientModel, load_client_model
 from swarm.model.compute import Compute, InlineCompute
 from swarm.model.dtypes import parse_dtype
+from swarm.model.linear.layouts import Quantization
 from swarm.model.weights import load_span
 from swarm.network.directory import Directory, OwnDirectory
 from swarm.network.memory import MemoryNetwork, MemorySwarm
@@ -72,6 +73,7 @@ class InProcessSwarm:
     now: Callable[[], float] = time.time
     seed: int = 0
     compute: Callable[[], Compute] = InlineCompute
+    quantization: Quantization = "none"
     net: MemorySwarm = field(init=False)
     peers: list[HostedPeer] = field(default_factory=list)
     _clients: list[Client] = field(default_factory=list)
@@ -108,10 +110,13 @@ class InProcessSwarm:
             hidden_size=config.hidden_size,
             span=span,
             dtype=self.dtype,
+            quantization=self.quantization,
             started_at=self.now(),
         )
         announcer = Announcer(OwnDirectory(network, identity, self.now), profile, self.now)
-        blocks = load_span(self.directory, config, span, dtype=parse_dtype(self.dtype))
+        blocks = load_span(
+            self.directory, config, span, dtype=parse_dtype(self.dtype), quantization=self.quantization
+        )
         limits = limits or SessionLimits(CACHE_BYTES, config.context_length)
         throughput = Throughput(threads=1, decode_tokens_per_s=1000.0, prefill_tokens_per_s=10_000.0)
         peer = Peer(blocks, announcer, limits, throughput, self.compute(), PeerMetrics(), self.now)

@@ -40,6 +40,7 @@ class Open(Message, tag="open", frozen=True, kw_only=True):
     end: Tokens
     dtype: Word
     quantization: Word
+    kernels: Word = ""  # fingerprint of those that it is to compute with; empty for any
     codec: Word  # of the hidden states in both directions
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31)]  # KV tokens asked for
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # silence the client tolerates while a step is out

@@ -47,6 +47,7 @@ class PeerRecord(Record, tag="peer", frozen=True, kw_only=True):
     state: State
     dtype: Word
     quantization: Word
+    kernels: Word = ""  # fingerprint: peers that show the same one give the same bits
     decode_tokens_per_s: Rate  # one session, one token a step, through the whole span
     prefill_tokens_per_s: Rate
     free_tokens: Count  # KV tokens that new sessions may still take

@@ -7,10 +7,13 @@ import socket
 
 import psutil
 import pytest
+import torch
 
 from swarm.cli import checks
 from swarm.cli.doctor import check_swarm
 from swarm.cli.main import run
+from swarm.model.linear.choice import Form, Shape, plain_choice
+from swarm.model.linear.chooser import MeasuringChooser
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +31,8 @@ def test_a_sound_machine_passes(capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is True
     names = [check["name"] for check in told["checks"]]
-    assert names == ["python", "compute", "memory", "disk", "libp2p", "port", "clock", "models", "identity"]
+    expected = "python compute memory kernels disk libp2p port clock models identity"
+    assert names == expected.split()
 
 
 def test_the_text_names_every_check_and_what_to_do(capsys):
@@ -36,6 +40,13 @@ def test_the_text_names_every_check_and_what_to_do(capsys):
     told = capsys.readouterr().out
     assert "GFLOP/s" in told
     assert "swarm model pull smollm2-135m" in told  # nothing is cached under this home
+
+
+def test_kernels_that_were_measured_are_told(tmp_path):
+    assert "none measured yet" in checks.check_kernels(tmp_path).what
+    shape, form = Shape(1024, 512), Form(torch.float32)
+    MeasuringChooser(tmp_path, lambda shape, form: plain_choice(form)).choose([shape], form)
+    assert "fp32 1024x512: plain mv" in checks.check_kernels(tmp_path).what
 
 
 def test_one_failed_check_makes_the_exit_code_1(monkeypatch, capsys):

@@ -79,6 +79,18 @@ def test_a_chain_of_one_dtype_is_preferred_to_a_faster_mixed_one():
     assert spans(plan(peers, Span(0, 30), RouteHints())) == [("a", "0:15"), ("b", "15:30")]
 
 
+def test_peers_that_give_the_same_bits_are_taken_before_faster_ones():
+    peers = snapshot(
+        record("a", 0, 30, dtype="bf16", kernels="one", decode_tokens_per_s=1.0),
+        record("b", 0, 30, dtype="bf16", kernels="two", decode_tokens_per_s=1000.0),
+        record("c", 0, 10, dtype="bf16", kernels="three"),
+    )
+    wanted = {"one": "a", "two": "b", "three": "b", "": "b"}
+    for kernels, peer in wanted.items():
+        route = plan(peers, Span(0, 30), RouteHints(kernels=kernels))
+        assert [(hop.peer, hop.kernels) for hop in route] == [(peer, "one" if peer == "a" else "two")]
+
+
 def test_a_mixed_chain_is_taken_when_there_is_no_other():
     peers = snapshot(record("a", 0, 15), record("c", 15, 30, dtype="bf16"))
     assert spans(plan(peers, Span(0, 30), RouteHints())) == [("a", "0:15"), ("c", "15:30")]

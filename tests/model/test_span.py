@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from swarm.errors import ContextOverflow, UsageError
-from swarm.model import layers
 from swarm.model.cache import bytes_per_token
 from swarm.model.config import read_config
-from swarm.model.layers import Projection
+from swarm.model.linear.choice import Form, plain_choice, stands_for
+from swarm.model.linear.linear import pack_linear
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import load_span
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
@@ -100,7 +100,7 @@ def test_a_failure_in_the_last_block_leaves_every_cache_where_it_was(model, monk
     caches = [model.new_cache() for _ in range(2)]
     for cache in caches:
         model.forward([SpanStep(cache, rows(4))])
-    broken = Projection(torch.zeros(48, 7), None, False)
+    broken = pack_linear(torch.zeros(48, 7), None, plain_choice(Form(torch.float32)))
     last = model._blocks[-1]
     monkeypatch.setattr(model, "_blocks", (*model._blocks[:-1], replace(last, down_proj=broken)))
     with pytest.raises(RuntimeError):
@@ -122,16 +122,35 @@ def test_16_bit_weights_come_close_to_fp32(directory, model, dtype):
     assert error < (0.03 if dtype == torch.bfloat16 else 0.004)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bias", [None, torch.ones(700)])
-def test_a_widened_projection_equals_the_product_in_fp32(monkeypatch, dtype, bias):
-    monkeypatch.setattr(layers, "_WIDEN_ELEMENTS", 64 * 300)  # several uneven pieces
-    weight, x = torch.randn(700, 64).to(dtype), torch.randn(5, 64).to(dtype)
-    projection = Projection(weight, None if bias is None else bias.to(dtype), widen=True)
-    expected = x.float() @ weight.float().T + (0 if bias is None else bias)
-    torch.testing.assert_close(
-        projection(x).float(), expected, atol=0.2 if dtype == torch.bfloat16 else 0.03, rtol=0
-    )
+def rounded(model: SpanModel, quantization) -> SpanModel:
+    """The model with the weights that the quantised ones stand for, computed as any other."""
+    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    blocks = []
+    for block in model._blocks:
+        linears = {name: getattr(block, name) for name in names}
+        packed = {
+            name: pack_linear(stands_for(linear.packed[0], quantization), linear.bias, linear.choice)
+            for name, linear in linears.items()
+        }
+        blocks.append(replace(block, **packed))
+    return SpanModel(model.config, model.span, blocks, model.dtype)
+
+
+@pytest.mark.parametrize(("quantization", "error"), [("int8", 2e-3), ("int4", 0.05)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_quantised_span_computes_with_the_rounded_weights(tmp_path, quantization, error, dtype):
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "attention_bias": True}
+    config = write_tiny_model(tmp_path, TinyModel(dtype="bfloat16", overrides=shape))
+    whole = Span(0, config.num_blocks)
+    exact = load_span(tmp_path, config, whole, dtype=torch.float32)
+    few = load_span(tmp_path, config, whole, dtype=dtype, quantization=quantization)
+    assert {linear.choice.layout for linear in few.linears} == {quantization}
+    given = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    expected, actual = run(rounded(exact, quantization), given, given[:1]), run(few, given, given[:1])
+    assert actual.dtype == dtype
+    allowed = error if dtype == torch.float32 else max(error, 0.06)
+    assert (actual.float() - expected).norm() / expected.norm() < allowed
+    assert few.kernels != exact.kernels
 
 
 @pytest.mark.parametrize("shape", [(3, 47), (0, 48), (48,), (1, 3, 48)])

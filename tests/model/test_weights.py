@@ -2,6 +2,7 @@
 
 import json
 import struct
+import weakref
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from swarm.errors import BrokenModel, ManifestMismatch, UnsupportedModel, UsageError
 from swarm.model import checkpoint
-from swarm.model.config import read_config
+from swarm.model.config import ModelConfig, read_config
 from swarm.model.head import Head
+from swarm.model.linear.linear import pack_linear
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import (
     block_tensor_names,
@@ -116,6 +118,41 @@ def test_sizes_are_known_before_loading(directory, dtype):
         config, SPAN, dtype
     )
     assert load_head(directory, config, dtype=dtype).weights_bytes == head_size_bytes(config, dtype)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("hidden", [64, 48])  # 48 inputs do not suit 4 bits
+def test_quantised_sizes_are_known_before_loading(tmp_path, quantization, hidden):
+    config = write_tiny_model(tmp_path, TinyModel(overrides={"hidden_size": hidden}))
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_span(tmp_path, config, SPAN, dtype=dtype, quantization=quantization)
+        zeros = sum(4 * linear.shape.outputs for linear in model.linears)  # which not every layout has
+        expected = span_size_bytes(config, SPAN, dtype, quantization)
+        assert expected - zeros <= model.weights_bytes <= expected
+
+
+def test_a_quantised_model_is_a_half_and_a_third_of_one_in_16_bits():
+    config = ModelConfig("llama", 32, 4096, 14_336, 32, 8, 128, 128_256, 1e-5, 8192)
+    whole = span_size_bytes(config, Span(0, 32), torch.bfloat16)
+    assert span_size_bytes(config, Span(0, 32), torch.bfloat16, "int8") < 0.51 * whole
+    assert span_size_bytes(config, Span(0, 32), torch.bfloat16, "int4") < 0.32 * whole
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_span_is_never_held_whole_in_16_bits_while_it_is_quantised(tmp_path, quantization, monkeypatch):
+    config = write_tiny_model(tmp_path, TinyModel(num_blocks=4, overrides={"hidden_size": 64}))
+    weights: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def pack(weight, *arguments):
+        nonlocal most
+        weights.append(weakref.ref(weight))
+        most = max(most, sum(each() is not None for each in weights))
+        return pack_linear(weight, *arguments)
+
+    monkeypatch.setattr("swarm.model.weights.pack_linear", pack)
+    load_span(tmp_path, config, Span(0, 4), dtype=torch.bfloat16, quantization=quantization)
+    assert (len(weights), most) == (16, 1)
 
 
 def test_tied_embeddings_take_memory_once(tmp_path):

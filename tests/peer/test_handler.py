@@ -67,6 +67,7 @@ def test_a_session_opens_at_position_zero_with_the_tokens_granted(play):
         ({"manifest": OTHER}, "manifest", (OTHER,)),
         ({"dtype": "bf16"}, "dtype", ("fp32", "bf16")),
         ({"quantization": "int8"}, "quantization", ("none", "int8")),
+        ({"kernels": "0a1b2c3d4e5f"}, "kernels", ("0a1b2c3d4e5f",)),
         ({"start": 0}, "span", ("1:4", "0:4")),
         ({"end": 5}, "span", ("1:4", "1:5")),
         ({"start": 3, "end": 3}, "span", ("1:4", "3:3")),

@@ -48,6 +48,12 @@ def test_a_narrower_dtype_makes_room_for_twice_as_many(tiny_directory):
     assert plan.fitting_blocks in (6, 7)
 
 
+def test_fewer_bits_make_room_for_more(tiny_directory):
+    memory = memory_for(tiny_directory, 3)
+    plan = _make_plan(config(tiny_directory, memory_bytes=memory, dtype="bf16", quantization="int8"))
+    assert plan.fitting_blocks > 7
+
+
 def test_a_span_that_does_not_fit_is_refused_with_what_does(tiny_directory):
     with pytest.raises(DoesNotFit, match=r"4 blocks \(1:5\).*room for 3\. Host 3 of them .*--blocks 1:4"):
         _make_plan(config(tiny_directory, memory_bytes=memory_for(tiny_directory, 3), span=Span(1, 5)))

@@ -1,6 +1,7 @@
 """What a replay keeps of the last bits in bf16, where they can turn a reply another way."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,22 @@ PROMPT = list(b"Once upon a time there was a swarm.")
 LONG_PROMPT = [3 + number % 200 for number in range(500)]  # with the reply, more than is replayed exactly
 TWICE = [Span(0, 2), Span(0, 2), Span(2, 4), Span(2, 4), Span(4, 6), Span(4, 6)]
 AT, COUNT = 20, 30
+BF16 = {"dtype": "bf16"}
 
 
-def talk(virtual_swarm, options, prompt, *, kill=None, at=AT, spans=TWICE, later=(), late=2, edit=None):
+def talk(
+    virtual_swarm,
+    options,
+    prompt,
+    *,
+    kill=None,
+    at=AT,
+    spans=TWICE,
+    later=(),
+    late=2,
+    edit=None,
+    numbers=BF16,
+):
     """The logits of each token of a greedy bf16 reply, and its resumes.
 
     A hop is killed before token `at`, peers come `later`, before token `late`, and before token 10 all
@@ -24,7 +38,7 @@ def talk(virtual_swarm, options, prompt, *, kill=None, at=AT, spans=TWICE, later
     """
 
     async def run():
-        async with virtual_swarm(dtype="bf16", compute=lambda: InlineCompute(0.01)) as swarm:
+        async with virtual_swarm(**numbers, compute=lambda: InlineCompute(0.01)) as swarm:
             await swarm.add_peers(spans)
             context = swarm.client(options).conversation().context
             ids, seen = list(prompt), []
@@ -61,6 +75,38 @@ def test_a_short_history_is_replayed_to_the_bit(virtual_swarm, span, recovery):
     assert resume.exact
     assert resume.replayed_tokens >= len(PROMPT) + AT - 1
     assert torch.equal(logits, undisturbed)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_are_replayed_to_the_bit(virtual_swarm, dtype, quantization):
+    options, numbers = ClientOptions(spares="off"), {"dtype": dtype, "quantization": quantization}
+    undisturbed, _ = talk(virtual_swarm, options, PROMPT, numbers=numbers)
+    logits, [resume] = talk(virtual_swarm, options, PROMPT, kill=Span(2, 4), numbers=numbers)
+    assert resume.exact
+    assert torch.equal(logits, undisturbed)
+
+
+def test_who_computes_with_the_same_kernels_takes_over(virtual_swarm):
+    async def run():
+        async with virtual_swarm(dtype="bf16") as swarm:
+            await swarm.add_peers([Span(0, 6)])
+            context = swarm.client(ClientOptions(spares="off")).conversation().context
+            await context.move_to(PROMPT)
+            slow, fast = await swarm.add_peers([Span(0, 6), Span(0, 6)])
+            slow.peer.throughput = replace(slow.peer.throughput, decode_tokens_per_s=1.0)
+            fast.peer.announcer.computes_with("others")
+            fast.peer.handler._hosting = replace(fast.peer.handler._hosting, kernels="others")
+            for hosted in (slow, fast):
+                await hosted.peer.announcer.announce()
+            await swarm.peers[0].kill()
+            await context.move_to([*PROMPT, 5])
+            [hop] = context.session.hops
+            await context.close()
+            return hop.planned.peer, slow.id
+
+    took_over, slow = run_virtual(run())
+    assert took_over == slow
 
 
 @pytest.mark.parametrize(("recovery", "prompt"), [("fast", PROMPT), ("auto", LONG_PROMPT)])
