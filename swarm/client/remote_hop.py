@@ -52,6 +52,7 @@ LATE_FLOOR_S = 2.0
 DEADLINE_FACTOR = 5.0  # over the expected time of a step, beats or no beats
 DEADLINE_FLOOR_S, LONGEST_DEADLINE_S = 20.0, 600.0
 DEEPEST_QUEUE = 100  # that is believed
+DEEPEST_WAITED_FOR = 10  # before another is started beside it: a queue is what the peer says
 LEASE_RTTS, LONGEST_LEASE_S = 4, 3.0  # a far peer's beats may come late by some round trips
 LARGEST_STATE = 1e12  # of a hidden value: from larger ones an honest hop would compute what is no number
 KEEP_ALIVE_S = 15.0  # several times within what a peer tolerates
@@ -109,7 +110,8 @@ class RemoteHop:
         """Whether the answer to a step is clearly overdue, by what was measured."""
         if self._waiting is None:
             return False
-        allowed_s = max(LATE_FLOOR_S, LATE_FACTOR * self._expected_s(self._waiting.tokens))
+        expected_s = self._expected_s(self._waiting.tokens, DEEPEST_WAITED_FOR)
+        allowed_s = max(LATE_FLOOR_S, LATE_FACTOR * expected_s)
         return _now() > self._waiting.due_from + allowed_s
 
     def give_up(self, reason: str) -> None:
@@ -241,9 +243,9 @@ class RemoteHop:
                 if self._waiting is not None:
                     self._waiting.due_from = _now()
 
-    def _expected_s(self, tokens: int) -> float:
-        """How long a step takes there, as far as is known now."""
-        return self._s_per_token * tokens * (1 + self._queue_depth)
+    def _expected_s(self, tokens: int, deepest: int = DEEPEST_QUEUE) -> float:
+        """How long a step takes there, as far as is known now, and as far as its queue is believed."""
+        return self._s_per_token * tokens * (1 + min(deepest, self._queue_depth))
 
     def _assume_slower_link(self) -> None:
         """The bytes may only have been on their way: let the next try give them more time."""
@@ -275,7 +277,8 @@ class RemoteHop:
     def _deliver(self, output: Output, body: bytes) -> None:
         waiting = self._waiting
         if waiting is None or output.id != waiting.id or waiting.answer.done():
-            return  # the answer to a cancelled step
+            self._channel.count_chatter()  # the answer to a cancelled step, or to none
+            return
         if output.tokens != waiting.reply_tokens:
             self._lose("nonsense", f"it answered {output.tokens} rows instead of {waiting.reply_tokens}")
             return

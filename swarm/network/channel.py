@@ -10,14 +10,17 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
-from swarm.errors import ChannelClosed, FrameTooLarge
+from swarm.errors import ChannelClosed, FrameTooLarge, ProtocolError
+from swarm.network.budgets import Allowance, Budgets
 from swarm.values import PeerId
 from swarm.wire.frames import MAX_BODY_BYTES, PREFIX_BYTES, decode_prefix, encode_prefix
-from swarm.wire.messages import AnyMessage, Message, decode_message, encode_message
+from swarm.wire.messages import AnyMessage, Message, Output, Step, decode_message, encode_message
 
 SLOWEST_BYTES_PER_S = 12_500.0  # a link below this counts as stalled
 PATIENCE_S = 20.0  # besides, for what is sent or a body that is coming
 CLOSE_WITHIN_S = 5.0
+CHATTER = Allowance(burst=2000, per_s=200)  # messages beside the work: beats of an hour's sleep come at once
+YIELD_EVERY = 16  # frames
 
 Reserve = Callable[[int], Awaitable[None]]  # asks for room for a body of so many bytes
 
@@ -65,6 +68,8 @@ class Channel:
         self._writer = writer
         self._closed = False
         self._sending = asyncio.Lock()
+        self._chatter = Budgets(CHATTER)
+        self._received = 0
 
     async def send(self, message: Message, body: bytes | memoryview = b"") -> None:
         """Send one frame, waiting while the other end is slow. Raises `ChannelClosed`."""
@@ -103,7 +108,18 @@ class Channel:
         except _STREAM_ERRORS as error:
             raise ChannelClosed(f"Peer {self.peer} closed the stream") from error
         self.heard_at = asyncio.get_running_loop().time()
-        return Envelope(decode_message(header), body)
+        self._received += 1
+        if self._received % YIELD_EVERY == 0:  # what has arrived already is read without waiting
+            await asyncio.sleep(0)
+        message = decode_message(header)
+        if not isinstance(message, Step | Output):
+            self.count_chatter()
+        return Envelope(message, body)
+
+    def count_chatter(self) -> None:
+        """Count a message that is no part of the work. Raises `ProtocolError` when there are too many."""
+        if not self._chatter.take(self.peer, 1, asyncio.get_running_loop().time()):
+            raise ProtocolError(f"Peer {self.peer} says too much that nobody asked for")
 
     async def receive_frame(self, most_bytes: int) -> bytes:
         """The header of the next frame, of another protocol whose frames have no body and a limit.

@@ -20,6 +20,7 @@ from swarm.client.remote_hop import (
 )
 from swarm.client.router import Numerics, PlannedHop
 from swarm.errors import ChannelClosed, HopLost, NetworkError, PeerUnreachable, ProtocolError, SessionRefused
+from swarm.network.channel import CHATTER
 from swarm.network.memory import MemorySwarm
 from swarm.security.identity import new_identity
 from swarm.security.session_key import SessionKey
@@ -395,6 +396,66 @@ def test_a_peer_is_not_late_because_this_machine_slept():
         return late
 
     assert not meet(peer, client)
+
+
+@pytest.mark.parametrize("flood", [Pong(id=-1, queue_depth=1), Leaving(seconds=0.0)])
+def test_a_peer_that_says_too_much_is_lost(flood):
+    said = []
+
+    async def peer(channel):
+        await opened(channel)
+        with contextlib.suppress(ChannelClosed):
+            while len(said) < 10 * CHATTER.burst:
+                said.append(flood)
+                await channel.send(flood)
+        await asyncio.sleep(3600)
+
+    async def client(open_it):
+        hop = await open_it()
+        with pytest.raises(HopLost, match="says too much") as lost:
+            await hop.step(ROW, 1)
+        return lost.value.kind
+
+    assert meet(peer, client) == "nonsense"
+
+
+def test_answers_to_no_step_are_chatter_too():
+    async def peer(channel):
+        await opened(channel)
+        step, _ = await channel.receive()
+        for stray in range(CHATTER.burst + 100):
+            await channel.send(answer(step, id=step.id + 1 + stray, tokens=0))
+        await asyncio.sleep(3600)
+
+    async def client(open_it):
+        hop = await open_it()
+        with pytest.raises(HopLost, match="says too much"):
+            await hop.step(ROW, 1)
+
+    meet(peer, client)
+
+
+def test_a_queue_that_a_peer_only_claims_does_not_put_off_its_replacement():
+    async def peer(channel):
+        await opened(channel)
+        step, body = await channel.receive()
+        await asyncio.sleep(1)
+        await channel.send(answer(step), body)
+        while True:
+            await channel.send(Pong(id=-1, queue_depth=10**9))
+            await asyncio.sleep(0.5)
+
+    async def client(open_it):
+        hop = await open_it()
+        await hop.step(ROW, 1)
+        step = asyncio.create_task(hop.step(ROW, 1))
+        await asyncio.sleep(15)
+        late = hop.is_late
+        step.cancel()
+        await asyncio.wait({step})
+        return late
+
+    assert meet(peer, client)
 
 
 def test_beats_do_not_save_a_peer_that_never_answers():

@@ -7,7 +7,7 @@ from msgspec import structs
 from peer_scene import HIDDEN, KEY, Scene, Stream, rows
 
 from swarm.errors import ChannelClosed
-from swarm.network.channel import PATIENCE_S
+from swarm.network.channel import CHATTER, PATIENCE_S
 from swarm.peer.handler import IN_FLIGHT_PART, SILENCE_S
 from swarm.peer.inbox import COPIES
 from swarm.peer.sessions import SessionLimits
@@ -101,6 +101,23 @@ def test_a_body_is_no_larger_than_a_step_of_this_model(play, size):
         return (await stream.channel.receive())[0].code, s.hosted.peer.handler.in_flight_bytes
 
     assert play(scene) == ("frame_too_large", 0)
+
+
+@pytest.mark.parametrize("flood", [Ping(id=1), Rewind(position=0)])
+def test_a_client_that_says_too_much_beside_the_work_is_ended(play, flood):
+    async def scene(s):
+        honest, stream = await opened_and_stepped(s), await s.session(session="flood")
+        standing = []
+        for _ in range(2):
+            for _ in range(CHATTER.burst // 2 + 100):
+                await stream.channel.send(flood)
+            await asyncio.sleep(0.1)
+            standing.append(s.hosted.peer.handler.open_streams)
+        return standing, await how_it_stands(s, honest)
+
+    standing, (position, answer) = play(scene)
+    assert (standing, position) == ([2, 1], 5)
+    assert not isinstance(answer, Fault)
 
 
 def test_bodies_that_never_come_to_an_end_are_bounded_and_given_up(play):
