@@ -140,23 +140,23 @@ def _check_identity(
 
 def _own_manifest(name: str, directory: Path, manifests: Sequence[Manifest]) -> Manifest:
     """The manifest with the config and tokenizer of a directory; weights are checked when they are loaded."""
-    config, tokenizer = config_digest(read_config(directory)), tokenizer_digests(directory)
-    if manifests:
-        own = next((each for each in manifests if (each.config, each.tokenizer) == (config, tokenizer)), None)
-        if own is None:
-            raise ManifestMismatch(
-                f"The manifest given is not that of {name}: it names another config or tokenizer",
-                "Ask for the manifest and the revision of the model that the swarm hosts.",
-            )
-        return own
     kept = load_manifest(directory)
-    if kept is None:
+    candidates = manifests or ([] if kept is None else [kept])
+    if not candidates:
         raise UnknownModel(
             f"No part of {name} tells which model it is, and its repository holds no {MANIFEST_FILE}",
             f"Get all of it with: swarm model pull {name} (or give --manifest the digest "
             "that `swarm status` shows, or what `swarm model manifest --json` prints where all of it is)",
         )
-    return kept
+    config, tokenizer = config_digest(read_config(directory)), tokenizer_digests(directory)
+    for each in candidates:
+        if (each.config, each.tokenizer) == (config, tokenizer):
+            return each
+    raise ManifestMismatch(
+        f"The manifest {'given' if manifests else 'in its repository'} is not that of {name}: "
+        "it names another config or tokenizer",
+        "Ask for the manifest and the revision of the model that the swarm hosts.",
+    )
 
 
 def import_gguf(
@@ -273,7 +273,11 @@ def _unknown(name: str, root: Path) -> UnknownModel:
     if name.lower().endswith(".gguf"):
         return UnknownModel(what, f"Make a model of the file with: swarm model import {name}")
     if name in PACKAGED_MODELS or parse_hub_name(name):
-        part = "" if name in PACKAGED_MODELS else " (or give --manifest, to fetch only what is needed)"
+        part = (
+            ""
+            if name in PACKAGED_MODELS
+            else " (or give --manifest the digest of `swarm status`, to fetch only what is needed)"
+        )
         return UnknownModel(what, f"Get it with: swarm model pull {name}{part}")
     hint = did_you_mean(name, dict.fromkeys([*cached, *PACKAGED_MODELS]))
     return UnknownModel(what, f"{hint} Get another with: swarm model pull ORG/NAME")
