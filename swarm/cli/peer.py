@@ -6,7 +6,7 @@ import click
 
 from swarm.cli.fetching import MANIFEST_HELP, find_model
 from swarm.cli.network_options import NetworkOptions, network_options
-from swarm.cli.output import note, print_json, print_result, progress
+from swarm.cli.output import note, print_json, print_result, progress, when_long
 from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
 from swarm.config import find_paths
@@ -89,7 +89,9 @@ def command(
         def on_loading(span: Span, done: int, total: int) -> None:
             show(f"Loading blocks {span}", done, total)
 
-        events = PeerEvents(teller.joined, show, on_loading, teller.online, teller.leaving, teller.reach)
+        events = PeerEvents(
+            teller.joined, when_long(show), on_loading, teller.online, teller.leaving, teller.reach
+        )
         run_service(lambda stop: run_peer(config, identity, events, stop), until_eof=until_eof)
 
 

@@ -112,7 +112,8 @@ async def pull_without_weights(
     on_hub, directory = parse_hub_name(name), _directory(name, root)
     if on_hub is None or directory is None or (directory / "config.json").is_file():
         found = resolve(name, root)
-        await asyncio.to_thread(_check_identity, name, found, root, manifests, on_progress)
+        if manifests:
+            _check_identity(name, await manifest_beside(found, root, on_progress), manifests)
         return found
     lock = root / "locks" / f"{directory.name}.lock"
     async with held(lock, lambda: on_progress("waiting for another process that fetches it", 0, 0)):
@@ -124,13 +125,8 @@ async def pull_without_weights(
     return directory
 
 
-def _check_identity(
-    name: str, directory: Path, root: Path, manifests: Sequence[Manifest], on_progress: StageProgress
-) -> None:
+def _check_identity(name: str, kept: Manifest, manifests: Sequence[Manifest]) -> None:
     """Raise `ManifestMismatch` unless a model that is here is one of those that manifests were given of."""
-    if not manifests:
-        return
-    kept = ensure_manifest(directory, root, on_progress)
     if kept.digest not in [each.digest for each in manifests]:
         raise ManifestMismatch(
             f"{name} has the digest {kept.digest} here, and {manifests[0].digest} by the manifest given",
@@ -196,6 +192,23 @@ def ensure_manifest(directory: Path, root: Path, on_progress: StageProgress = ig
         elsewhere.mkdir(parents=True, exist_ok=True)
         save_manifest(elsewhere, manifest)
     return manifest
+
+
+async def manifest_beside(
+    directory: Path, root: Path, on_progress: StageProgress = ignore_progress
+) -> Manifest:
+    """As `ensure_manifest`, beside an event loop; the reading of a large model ends when it is cancelled."""
+    is_over = False
+
+    def on_hashing(stage: str, done: int, total: int) -> None:
+        if is_over:
+            raise asyncio.CancelledError
+        on_progress(stage, done, total)
+
+    try:
+        return await asyncio.to_thread(ensure_manifest, directory, root, on_hashing)
+    finally:
+        is_over = True
 
 
 def verify(directory: Path, root: Path, on_progress: StageProgress = ignore_progress) -> Manifest:
