@@ -1,7 +1,8 @@
 """How much memory this process may still take, and what is said when that is not enough.
 
 The least of what the machine has free, what a container (cgroup) leaves, and what the limits of the process
-(ulimit) leave. Swap does not count: a model that is swapped out is no model.
+(ulimit) leave. Swap does not count: a model that is swapped out is no model. psutil is imported when it is
+asked, so that a program can still say what it is short of when nothing more can be loaded.
 """
 
 import contextlib
@@ -10,18 +11,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from swarm.errors import DoesNotFit
 from swarm.values import format_size
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
-_SIGNS = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory")  # of torch and oneDNN
+_SIGNS = (  # of torch, oneDNN, threads, and the loader of shared libraries
+    "allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "could not create a memory",
+    "can't start new thread",
+    "failed to map segment",
+)
 
 
 def available_bytes(cgroups: Path = _CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> int:
     """How many bytes this process could take now."""
+    import psutil
+
     rooms = [psutil.virtual_memory().available, *_cgroup_rooms(cgroups, own_cgroups), *_limit_rooms()]
     return max(0, min(rooms))
 
@@ -49,13 +57,13 @@ def room_for(what: str, needed_bytes: int, fix: Callable[[int], str]) -> Iterato
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left. torch says so with a `RuntimeError`."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-    )
+    """Whether an error says that there is no memory left: `MemoryError`, or one of others in these words."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS)
 
 
 def _limit_rooms() -> Iterator[int]:
+    import psutil
+
     used = psutil.Process().memory_info()
     for kind, used_bytes in (
         (resource.RLIMIT_AS, used.vms),

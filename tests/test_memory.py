@@ -158,3 +158,14 @@ def test_limit_of_the_process_is_told_with_what_fits(room_mib, what, code, sente
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
     assert re.search(sentence, result.stderr), result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to its address space")
+def test_too_little_memory_to_load_the_program_is_told(tmp_path):
+    most = 250 * MIB  # torch alone is larger
+    program = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({most}, {most})); "
+    program += "import sys; from swarm.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "model", "show", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 78, result.stderr
+    assert re.fullmatch(r"swarm: There is not enough memory; .* is free .*\n", result.stderr)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.cli.output import OnProgress, note, progress
+from swarm.cli.output import OnProgress, note, progress, when_long
 from swarm.cli.runtime import run_command
 from swarm.config import known_peers_folder, store_root
 from swarm.errors import SwarmError, UsageError
@@ -79,9 +79,9 @@ async def fetch_ends(names: Sequence[str], manifests: Sequence[str], join: Seque
                 directory = await _find(name, manifests, join, show)
             else:
                 directory = store.resolve(name, root)
+            manifest = await store.manifest_beside(directory, root, when_long(show))
             if parts.can_be_fetched(directory):
-                absent = parts.missing_of_ends(directory, store.ensure_manifest(directory, root))
-                await parts.fetch(directory, absent, show)
+                await parts.fetch(directory, parts.missing_of_ends(directory, manifest), show)
 
 
 async def _find(name: str, given: Sequence[str], join: Sequence[str], show: OnProgress) -> Path:

@@ -4,6 +4,7 @@ Loading this module, and `swarm --help`, import neither torch nor hivemind nor a
 Results go to stdout, everything else to stderr.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from swarm.cli.lazy import LazyGroup, defaults_of, with_variable
 from swarm.config import config_file, load_config_file, software_version
 from swarm.errors import DoesNotFit, SwarmError
 from swarm.log import configure_logging
+from swarm.memory import available_bytes, is_shortage
 from swarm.plain_text import one_line
 from swarm.values import format_size
 
@@ -136,7 +138,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail("Interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         return _fail_unread()
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
         return _fail_memory(error)
     except OSError as error:  # the edge of the program: a full disk, a file that may not be read
         return _fail(f"The system refused: {error}. Put that right and run the command again", EXIT_FAILURE)
@@ -171,15 +173,16 @@ def _fail(text: str, exit_code: int) -> int:
 
 
 def _fail_memory(error: Exception) -> int:
-    """No memory is left, and nobody below knew for what: torch says so with a `RuntimeError`."""
-    from swarm.memory import available_bytes, is_shortage
-
+    """No memory is left, even to load the program, and nobody below knew for what."""
     if not is_shortage(error):
         raise error
+    free = "next to nothing"
+    with contextlib.suppress(MemoryError, ImportError, OSError):
+        free = format_size(available_bytes())
     what = str(error).splitlines()[0] if str(error) else "the system gives no more"
     return _fail(
-        f"There is not enough memory ({format_size(available_bytes())} are free): {what}. "
-        "Close other programs, or ask for less",
+        f"There is not enough memory; {free} is free ({what}). "
+        "Close other programs, or raise the limit of this one (ulimit, or its container)",
         DoesNotFit.exit_code,
     )
 

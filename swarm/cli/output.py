@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, float, float], None]  # (stage, done, total)
 PROGRESS_EVERY_S = 30.0  # where there is no terminal to draw on
 REPEAT_STATE_S = 60.0
+LONG_S = 2.0  # is worth a line
 _CLEAR_LINE = "\r\x1b[2K"
 
 
@@ -92,6 +93,18 @@ def progress(unit_is_bytes: bool = False) -> Iterator[OnProgress]:
         return
     with _bar(unit_is_bytes) as bar:
         yield _StageBars(bar)
+
+
+def when_long(show: OnProgress) -> OnProgress:
+    """Progress of what is mostly over at once: a stage is shown when it has gone on for a moment."""
+    began_at_s: dict[str, float] = {}
+
+    def tell(stage: str, done: float, total: float) -> None:
+        now = time.monotonic()
+        if now - began_at_s.setdefault(stage, now) >= LONG_S:
+            show(stage, done, total)
+
+    return tell
 
 
 class _StageLines:

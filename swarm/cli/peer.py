@@ -6,7 +6,7 @@ import click
 
 from swarm.cli.fetching import MANIFEST_HELP, find_model
 from swarm.cli.network_options import NetworkOptions, network_options
-from swarm.cli.output import note, print_json, print_result, progress
+from swarm.cli.output import note, print_json, print_result, progress, when_long
 from swarm.cli.params import DURATION, SIZE
 from swarm.cli.runtime import run_service
 from swarm.cli.supervisor import notify
@@ -104,7 +104,9 @@ def command(
             notify("READY=1")
             teller.joined(addresses, monitor_port)
 
-        events = PeerEvents(on_joined, show, on_loading, teller.online, teller.leaving, teller.reach)
+        events = PeerEvents(
+            on_joined, when_long(show), on_loading, teller.online, teller.leaving, teller.reach
+        )
         run_service(lambda stop: run_peer(config, identity, events, stop), until_eof=until_eof)
 
 

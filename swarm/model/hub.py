@@ -228,6 +228,7 @@ class _Fetch:
     on_progress: StageProgress
     _here_bytes: dict[str, int] = field(default_factory=dict)  # by file
     _size_bytes: dict[str, int] = field(default_factory=dict)
+    _same: dict[str, asyncio.Lock] = field(default_factory=dict)  # by tag
 
     async def bring(self, names: Sequence[str]) -> None:
         """Fetch what is missing of these files, if there is room for it."""
@@ -265,7 +266,9 @@ class _Fetch:
         def on_wait() -> None:
             self.on_progress("waiting for another process that fetches it", 0, 0)
 
-        async with self.cache.hold(file, on_wait):
+        # two files of the same content are one here, and no other process
+        same = self._same.setdefault(file.etag, asyncio.Lock())
+        async with same, self.cache.hold(file, on_wait):
             if self.cache.has(file):
                 return
             partial = Partial(self.cache.partial(file), file.size_bytes)

@@ -163,7 +163,7 @@ class HubApi:
 
 
 def _proxy_for(endpoint: str) -> str | None:
-    """What HTTPS_PROXY and its like say. (aiohttp reads them only with ~/.netrc, which is no token.)"""
+    """What HTTPS_PROXY and its like say; aiohttp reads them only together with ~/.netrc, no token of ours."""
     parts = urlsplit(endpoint)
     proxies = getproxies()
     is_direct = proxy_bypass(parts.hostname or "")

@@ -54,10 +54,12 @@ def can_be_fetched(directory: Path) -> bool:
 async def fetch(directory: Path, files: list[str], on_progress: StageProgress) -> None:
     """Bring missing files here, if that is possible; else loading them says that they are missing.
 
-    Raises `DownloadFailed`, and `ConfigurationError` when there is no room for them.
+    Raises `DownloadFailed`, and `ConfigurationError` when there is no room for them. An index may name any
+    file, so what is not called safetensors is left where it is.
     """
-    if files and can_be_fetched(directory):
-        await fetch_weights(directory, files, on_progress)
+    weights = [name for name in files if name.endswith(".safetensors")]
+    if weights and can_be_fetched(directory):
+        await fetch_weights(directory, weights, on_progress)
 
 
 def _missing(directory: Path, names: Iterable[str]) -> list[str]:

@@ -112,7 +112,8 @@ async def pull_without_weights(
     on_hub, directory = parse_hub_name(name), _directory(name, root)
     if on_hub is None or directory is None or (directory / "config.json").is_file():
         found = resolve(name, root)
-        await asyncio.to_thread(_check_identity, name, found, root, manifests, on_progress)
+        if manifests:
+            _check_identity(name, await manifest_beside(found, root, on_progress), manifests)
         return found
     lock = root / "locks" / f"{directory.name}.lock"
     async with held(lock, lambda: on_progress("waiting for another process that fetches it", 0, 0)):
@@ -124,13 +125,8 @@ async def pull_without_weights(
     return directory
 
 
-def _check_identity(
-    name: str, directory: Path, root: Path, manifests: Sequence[Manifest], on_progress: StageProgress
-) -> None:
+def _check_identity(name: str, kept: Manifest, manifests: Sequence[Manifest]) -> None:
     """Raise `ManifestMismatch` unless a model that is here is one of those that manifests were given of."""
-    if not manifests:
-        return
-    kept = ensure_manifest(directory, root, on_progress)
     if kept.digest not in [each.digest for each in manifests]:
         raise ManifestMismatch(
             f"{name} has the digest {kept.digest} here, and {manifests[0].digest} by the manifest given",
@@ -140,23 +136,23 @@ def _check_identity(
 
 def _own_manifest(name: str, directory: Path, manifests: Sequence[Manifest]) -> Manifest:
     """The manifest with the config and tokenizer of a directory; weights are checked when they are loaded."""
-    config, tokenizer = config_digest(read_config(directory)), tokenizer_digests(directory)
-    if manifests:
-        own = next((each for each in manifests if (each.config, each.tokenizer) == (config, tokenizer)), None)
-        if own is None:
-            raise ManifestMismatch(
-                f"The manifest given is not that of {name}: it names another config or tokenizer",
-                "Ask for the manifest and the revision of the model that the swarm hosts.",
-            )
-        return own
     kept = load_manifest(directory)
-    if kept is None:
+    candidates = manifests or ([] if kept is None else [kept])
+    if not candidates:
         raise UnknownModel(
             f"No part of {name} tells which model it is, and its repository holds no {MANIFEST_FILE}",
             f"Get all of it with: swarm model pull {name} (or give --manifest the digest "
             "that `swarm status` shows, or what `swarm model manifest --json` prints where all of it is)",
         )
-    return kept
+    config, tokenizer = config_digest(read_config(directory)), tokenizer_digests(directory)
+    for each in candidates:
+        if (each.config, each.tokenizer) == (config, tokenizer):
+            return each
+    raise ManifestMismatch(
+        f"The manifest {'given' if manifests else 'in its repository'} is not that of {name}: "
+        "it names another config or tokenizer",
+        "Ask for the manifest and the revision of the model that the swarm hosts.",
+    )
 
 
 def import_gguf(
@@ -196,6 +192,23 @@ def ensure_manifest(directory: Path, root: Path, on_progress: StageProgress = ig
         elsewhere.mkdir(parents=True, exist_ok=True)
         save_manifest(elsewhere, manifest)
     return manifest
+
+
+async def manifest_beside(
+    directory: Path, root: Path, on_progress: StageProgress = ignore_progress
+) -> Manifest:
+    """As `ensure_manifest`, beside an event loop; the reading of a large model ends when it is cancelled."""
+    is_over = False
+
+    def on_hashing(stage: str, done: int, total: int) -> None:
+        if is_over:
+            raise asyncio.CancelledError
+        on_progress(stage, done, total)
+
+    try:
+        return await asyncio.to_thread(ensure_manifest, directory, root, on_hashing)
+    finally:
+        is_over = True
 
 
 def verify(directory: Path, root: Path, on_progress: StageProgress = ignore_progress) -> Manifest:
@@ -273,7 +286,11 @@ def _unknown(name: str, root: Path) -> UnknownModel:
     if name.lower().endswith(".gguf"):
         return UnknownModel(what, f"Make a model of the file with: swarm model import {name}")
     if name in PACKAGED_MODELS or parse_hub_name(name):
-        part = "" if name in PACKAGED_MODELS else " (or give --manifest, to fetch only what is needed)"
+        part = (
+            ""
+            if name in PACKAGED_MODELS
+            else " (or give --manifest the digest of `swarm status`, to fetch only what is needed)"
+        )
         return UnknownModel(what, f"Get it with: swarm model pull {name}{part}")
     hint = did_you_mean(name, dict.fromkeys([*cached, *PACKAGED_MODELS]))
     return UnknownModel(what, f"{hint} Get another with: swarm model pull ORG/NAME")

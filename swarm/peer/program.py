@@ -22,7 +22,7 @@ from swarm.model.cache import bytes_per_token
 from swarm.model.compute import ComputeThread
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name, parse_dtype
-from swarm.model.files import StageProgress
+from swarm.model.files import StageProgress, ignore_progress
 from swarm.model.linear.chooser import MeasuringChooser
 from swarm.model.linear.layouts import Quantization
 from swarm.model.parts import can_be_fetched, fetch, missing_of_span
@@ -106,7 +106,12 @@ async def run_peer(config: PeerConfig, identity: Identity, events: PeerEvents, s
 
 
 async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop: asyncio.Event) -> None:
-    plan = await asyncio.to_thread(_make_plan, config)
+    def on_hashing(stage: str, done: int, total: int) -> None:
+        if stop.is_set():
+            raise Stopped
+        events.on_fetching(stage, done, total)
+
+    plan = await asyncio.to_thread(_make_plan, config, on_hashing)
     if config.span is not None:  # before the swarm hears of it
         await _fetch(config, plan, config.span, events, stop)
     async with AsyncExitStack() as stack:
@@ -148,7 +153,7 @@ async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop:
         await peer.leave(config.drain_s)
 
 
-def _make_plan(config: PeerConfig) -> _Plan:
+def _make_plan(config: PeerConfig, on_hashing: StageProgress = ignore_progress) -> _Plan:
     """Raises what keeps this peer from hosting what it is asked to, before the swarm hears of it."""
     model = read_config(config.directory)
     dtype = parse_dtype(config.dtype or model.dtype)
@@ -165,9 +170,8 @@ def _make_plan(config: PeerConfig) -> _Plan:
             check_files(config.directory, model, config.span)
     elif not fitting:
         check_fits(wanted, fitting, memory_bytes, needed_bytes)
-    return _Plan(
-        model, ensure_manifest(config.directory, config.store_root), dtype_name(dtype), memory_bytes, fitting
-    )
+    manifest = ensure_manifest(config.directory, config.store_root, on_hashing)
+    return _Plan(model, manifest, dtype_name(dtype), memory_bytes, fitting)
 
 
 def _usable_bytes(wanted_bytes: int | None) -> int:

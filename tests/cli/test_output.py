@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from swarm.cli.output import (
+    LONG_S,
     PROGRESS_EVERY_S,
     REPEAT_STATE_S,
     StatusLine,
@@ -14,6 +15,7 @@ from swarm.cli.output import (
     print_json,
     print_result,
     progress,
+    when_long,
 )
 
 
@@ -68,6 +70,17 @@ def test_a_long_download_tells_bytes_and_time_left(capsys, monkeypatch):
         "downloading: 1.0 MiB of 1.0 GiB (0%), about 1705 min left",
         "downloading: 512.0 MiB of 1.0 GiB (50%), about 3 min left",
     ]
+
+
+def test_what_is_over_at_once_is_not_told(capsys, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", iter([0.0, 1.0, LONG_S, LONG_S]).__next__)
+    with progress() as show:
+        tell = when_long(show)
+        tell("hashing", 1, 3)
+        tell("hashing", 2, 3)
+        assert capsys.readouterr().err == ""
+        tell("hashing", 3, 3)
+    assert capsys.readouterr().err == "hashing ...\n"
 
 
 def test_stage_of_unknown_length_is_only_named(capsys, monkeypatch):

@@ -306,6 +306,15 @@ def test_token_is_not_shown_to_the_server_that_has_the_bytes(hub, fetch):
         assert other.ranges() == [None, f"bytes={SOME}-"]
 
 
+def test_files_of_the_same_content_are_fetched_once(hub, fetch, tmp_path):
+    hub.files["special_tokens_map.json"] = hub.files["generation_config.json"]
+    stages = []
+    store.pull("org/tiny", tmp_path / "root", lambda stage, done, total: stages.append(stage))
+    asked = [*hub.ranges("special_tokens_map.json"), *hub.ranges("generation_config.json")]
+    assert asked == [None]
+    assert set(stages) == {"downloading", "hashing"}
+
+
 def test_password_file_of_other_programs_does_not_take_the_place_of_the_token(
     hub, fetch, tmp_path, monkeypatch
 ):

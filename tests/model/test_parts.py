@@ -127,6 +127,25 @@ def test_manifest_in_the_repository_will_do(hub, run, root, manifest):
     assert hub.weights_asked == shards(1, 8)
 
 
+def test_manifest_in_the_repository_that_is_of_another_model_is_refused(hub, run, root, manifest):
+    hub.files[MANIFEST_FILE] = replace(manifest, tokenizer={}).to_json().encode()
+    with pytest.raises(ManifestMismatch, match="manifest in its repository is not that of org/tiny"):
+        run("pull", "org/tiny", "--ends")
+    assert run("pull", "org/tiny") == f"{root / 'models' / 'org--tiny'}\n"
+    assert run("manifest", "org/tiny").strip() == manifest.digest
+
+
+def test_index_that_names_a_pickle_fetches_none(hub, run, root, manifest, manifest_file):
+    index = json.loads(hub.files["model.safetensors.index.json"])
+    index["weight_map"]["model.layers.0.mlp.up_proj.weight"] = "pytorch_model.bin"
+    hub.files |= {"model.safetensors.index.json": json.dumps(index).encode(), "pytorch_model.bin": b"pickle"}
+    run("pull", "org/tiny", "--blocks", "0:1", "--manifest", manifest_file)
+    assert not any(each.path.endswith(".bin") for each in hub.asked)
+    directory = store.resolve("org/tiny", root)
+    with pytest.raises(BrokenModel, match=r"pytorch_model\.bin.*missing"):
+        load_span(directory, read_config(directory), Span(0, 1), dtype=torch.float32, manifest=manifest)
+
+
 def test_part_without_a_manifest_is_refused_and_nothing_is_left(hub, run, root):
     with pytest.raises(UnknownModel, match=r"repository holds no swarm-manifest.*--manifest the digest"):
         run("pull", "org/tiny", "--blocks", "0:2")

@@ -1,5 +1,6 @@
 """The store of models: names, pulls that end whole or not at all, imports and manifests."""
 
+import asyncio
 import functools
 import hashlib
 import http.server
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from dataclasses import replace
 
@@ -90,6 +92,25 @@ def served(package, tmp_path, monkeypatch):
 
 def nothing_was_made(root):
     return not any((root / "models").iterdir())
+
+
+async def test_reading_a_model_for_its_manifest_ends_when_it_is_cancelled(imported, root):
+    (imported / MANIFEST_FILE).unlink()
+    begun, calls = threading.Event(), []
+
+    def on_progress(stage, done, total):
+        calls.append(done)
+        begun.set()
+        time.sleep(0.2)
+
+    reading = asyncio.create_task(store.manifest_beside(imported, root, on_progress))
+    await asyncio.to_thread(begun.wait)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await asyncio.get_running_loop().shutdown_default_executor()  # as at the end of a program
+    assert len(calls) == 1
+    assert not (imported / MANIFEST_FILE).exists()
 
 
 def test_pulled_model_is_whole_with_its_manifest_and_leaves_no_download(package, root):
