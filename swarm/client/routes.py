@@ -119,10 +119,13 @@ class Routes:
     def _plan_with_lost(
         self, span: Span, numerics: Numerics | None, excluded: frozenset[PeerId], kernels: str
     ) -> tuple[PlannedHop, ...]:
-        banned = self._banned()
+        banned, wary = self._banned(), _now() < self._wary_until
         with contextlib.suppress(NoRoute):
-            if _now() < self._wary_until:
+            if wary:
                 return self._plan(span, numerics, excluded | banned | self._strangers(), kernels)
+        with contextlib.suppress(NoRoute):
+            if wary or not self._served:
+                return self._plan(span, numerics, excluded | banned | self._hearsay(), kernels)
         try:
             return self._plan(span, numerics, excluded | banned, kernels)
         except NoRoute:
@@ -253,6 +256,11 @@ class Routes:
         """Peers that have never answered a step here: what they claim is all that is known of them."""
         peers = self._snapshot.peers if self._snapshot else ()
         return frozenset(record.peer_id for record in peers) - self._served
+
+    def _hearsay(self) -> frozenset[PeerId]:
+        """Strangers that nobody tells of who is trusted to know them."""
+        told = self._snapshot.hearsay if self._snapshot else ()
+        return frozenset(map(PeerId, told)) - self._served
 
     def _forget_gone(self, snapshot: Snapshot) -> None:
         """Keep no more than some of peers that are in the directory no longer: there is no end to those."""

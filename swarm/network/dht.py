@@ -41,7 +41,7 @@ from swarm.wire.directory import (
     decode_request,
     encode,
 )
-from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord
+from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, LookUp
 
 REPLICAS = 5  # nodes that keep a record, besides those joined through
 BEAM = 8  # nodes nearest to a place that are asked
@@ -162,7 +162,7 @@ class Dht:
         own = self._serves and self._keep(key, sealed, self._own, self._around.now())
         return any(each is not None and each.kept for each in stored) or (own and self._is_alone)
 
-    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+    async def fetch(self, key: str) -> LookUp:
         """All records that hold now under a key, as far as anyone has them. Raises `NetworkError`."""
         answers = await self._search(_place(key.encode()), FindRecords(self._serves, key))
         if not answers and not self._is_alone:
@@ -170,14 +170,14 @@ class Dht:
         told = {self._own: await self._believe(key, self._storage.get(key, self._around.now()), self._own)}
         for peer, answer in answers.items():
             told[peer] = await self._believe(key, answer.records, peer)
-        return newest(self._vouched_for(told))
+        return self._vouched_for(told)
 
-    def _vouched_for(self, told: Mapping[PeerId, Sequence[AnyRecord]]) -> list[AnyRecord]:
+    def _vouched_for(self, told: Mapping[PeerId, Sequence[AnyRecord]]) -> LookUp:
         """What is told by nodes that this one joined through, by the very peer it is about, or by two others.
 
         Anyone can sign for any number of peers that are not there; a node that keeps records takes each
-        from its peer alone, but a liar tells them all by itself. What only one tells counts where nobody
-        who could know better has answered.
+        from its peer alone, but a liar tells them all by itself, and one party can be two nodes: what others
+        tell is hearsay. What only one tells counts where nobody who could know better has answered.
         """
         tellers: dict[str, set[PeerId]] = {}
         for teller, records in told.items():
@@ -185,12 +185,19 @@ class Dht:
                 tellers.setdefault(subkey_of(record), set()).add(teller)
         sure = {self._own, *self._introducers}
         everything = [record for records in told.values() for record in records]
+        hearsay = {
+            record.peer
+            for record in everything
+            if sure.isdisjoint(by := tellers[subkey_of(record)]) and record.peer not in by
+        }
         vouched = [
             record
             for record in everything
-            if len(by := tellers[subkey_of(record)]) > 1 or record.peer in by or not sure.isdisjoint(by)
+            if record.peer not in hearsay or len(tellers[subkey_of(record)]) > 1
         ]
-        return vouched if vouched or not told.keys().isdisjoint(self._introducers) else everything
+        if not vouched and told.keys().isdisjoint(self._introducers):
+            vouched = everything
+        return LookUp(newest(vouched), frozenset(hearsay))
 
     async def close(self) -> None:
         """End what runs."""

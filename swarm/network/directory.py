@@ -33,10 +33,11 @@ class Directory:
         """All valid records of a model now, by span. Raises `NetworkError`."""
         keys = bucket_keys(model, Span(0, num_blocks))
         found = await asyncio.gather(*(self._network.fetch(key) for key in keys))
-        told = newest(chain.from_iterable(found))  # of one peer two buckets may tell different words
+        told = newest(chain.from_iterable(each.records for each in found))  # two buckets may differ
         hosting = [each for each in told if isinstance(each, PeerRecord) and each.end <= num_blocks]
         peers = sorted(hosting, key=lambda record: (record.start, record.end, record.peer))
-        return Snapshot(model, num_blocks, tuple(peers), self._now())
+        hearsay = frozenset().union(*(each.hearsay for each in found))
+        return Snapshot(model, num_blocks, tuple(peers), self._now(), hearsay)
 
     async def models(self) -> tuple[ModelRecord, ...]:
         """The models of this swarm, by name: one record each, as most of its sponsors tell it."""
@@ -47,7 +48,8 @@ class Directory:
         return tuple(sorted(chosen, key=lambda record: (record.name, record.model)))
 
     async def _model_records(self) -> list[ModelRecord]:
-        return [record for record in await self._network.fetch(MODELS_KEY) if isinstance(record, ModelRecord)]
+        found = await self._network.fetch(MODELS_KEY)
+        return [record for record in found.records if isinstance(record, ModelRecord)]
 
 
 class OwnDirectory(Directory):

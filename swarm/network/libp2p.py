@@ -46,7 +46,7 @@ from swarm.network.watch import Watch, WatchHooks
 from swarm.security.identity import Identity
 from swarm.values import PeerId
 from swarm.wire.reach import REACH_PROTOCOL
-from swarm.wire.records import AnyRecord
+from swarm.wire.records import LookUp
 
 if TYPE_CHECKING:
     from swarm.network.node import Node, OwnConnection
@@ -231,7 +231,7 @@ class Libp2pNetwork:
     async def store(self, key: str, sealed: bytes) -> bool:
         return await self._on_dht(lambda node: node.store(key, sealed), f"keep a record under {key}")
 
-    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+    async def fetch(self, key: str) -> LookUp:
         return await self._on_dht(lambda node: node.fetch(key), f"look up {key}")
 
     async def wait_failed(self) -> SwarmError:

@@ -21,7 +21,7 @@ from swarm.network.storage import RecordStorage
 from swarm.network.transport import Handler, Reach
 from swarm.security.identity import Identity
 from swarm.values import PeerId
-from swarm.wire.records import AnyRecord
+from swarm.wire.records import AnyRecord, LookUp
 
 _WINDOW_BYTES = 1024 * 1024  # under way or unread before a writer has to wait, as a socket would
 
@@ -207,9 +207,9 @@ class MemoryNetwork:
         await self._awake()
         return self._swarm.store(key, sealed, self._peer_id)
 
-    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+    async def fetch(self, key: str) -> LookUp:
         await self._awake()
-        return self._swarm.fetch(key)
+        return LookUp(self._swarm.fetch(key))
 
     async def wait_failed(self) -> SwarmError:
         await self._killed.wait()

@@ -38,7 +38,7 @@ from swarm.network.storage import RecordStorage
 from swarm.security.identity import new_identity
 from swarm.values import PeerId
 from swarm.wire.directory import DIRECTORY_PROTOCOL, Busy, encode
-from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, PeerRecord
+from swarm.wire.records import MAX_CLOCK_SKEW_S, AnyRecord, LookUp, PeerRecord
 
 _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 _FIND_PEER_TIMEOUT_S = 1.0
@@ -358,7 +358,7 @@ class Node:
         """Have a record of this node's own kept; whether any other node does."""
         return await self._dht.store(key, sealed)
 
-    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+    async def fetch(self, key: str) -> LookUp:
         """All records under a key that the nodes nearest to it know. Raises `NetworkError`."""
         return await self._dht.fetch(key)
 

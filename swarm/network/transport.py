@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from swarm.errors import SwarmError
 from swarm.network.channel import Channel
 from swarm.values import PeerId
-from swarm.wire.records import AnyRecord
+from swarm.wire.records import LookUp
 
 Handler = Callable[[Channel], Awaitable[None]]
 Reach = Literal["unknown", "direct", "relayed", "no"]
@@ -60,7 +60,7 @@ class Network(Protocol):
         """
         ...
 
-    async def fetch(self, key: str) -> tuple[AnyRecord, ...]:
+    async def fetch(self, key: str) -> LookUp:
         """The records that hold now under a key, each peer's last word; empty when there are none.
 
         Each has passed network/admission. Raises `NetworkError` when nobody answers.

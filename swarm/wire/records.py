@@ -7,7 +7,7 @@ what the router, placement and the status page reason about.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -151,13 +151,25 @@ def check_life(record: Record, now: float, grace_s: float = 0.0) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class LookUp:
+    """What is found under a key of the directory.
+
+    `hearsay` are the peers that neither they themselves nor a node that was joined through has told of.
+    """
+
+    records: tuple[AnyRecord, ...]
+    hearsay: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All valid records of one model at one instant."""
+    """All valid records of one model at one instant; see `LookUp` for `hearsay`."""
 
     model: ModelDigest
     num_blocks: int
     peers: tuple[PeerRecord, ...]
     taken_at: float
+    hearsay: frozenset[str] = frozenset()
 
     def online(self) -> tuple[PeerRecord, ...]:
         """Peers that take sessions, that others can dial, and whose messages are understood here."""
@@ -179,4 +191,4 @@ class Snapshot:
         """The same instant without some peers."""
         gone = set(peers)
         kept = tuple(record for record in self.peers if record.peer not in gone)
-        return Snapshot(self.model, self.num_blocks, kept, self.taken_at)
+        return replace(self, peers=kept)

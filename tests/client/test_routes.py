@@ -43,6 +43,7 @@ class Book:
         self.records = records
         self.asked = 0
         self.silent = False
+        self.hearsay = frozenset()
         self.renewing = {record.peer for record in records}  # whose records are always new
 
     async def fetch(self) -> Snapshot:
@@ -54,7 +55,7 @@ class Book:
             structs.replace(each, issued_at=now) if each.peer in self.renewing else each
             for each in self.records
         ]
-        return Snapshot(ModelDigest("0" * 64), 6, tuple(records), now)
+        return Snapshot(ModelDigest("0" * 64), 6, tuple(records), now, self.hearsay)
 
 
 def with_routes(book: Book, scene):
@@ -355,6 +356,27 @@ def test_peers_that_have_served_are_not_left_for_thousands_that_only_claim():
         return plans
 
     assert with_routes(book, scene) <= 1
+
+
+def test_a_client_without_history_asks_those_first_that_trusted_nodes_tell_of():
+    phantoms = [record(f"x{number}", decode_tokens_per_s=1e9) for number in range(300)]
+    book = Book(record("a", 0, 3), record("b", 3, 6), *phantoms)
+    book.hearsay = frozenset(phantom.peer for phantom in phantoms)
+
+    async def scene(routes):
+        first = await peers(routes)
+        routes.served(A, 1e6)
+        return first, await peers(routes)
+
+    first, later = with_routes(book, scene)
+    assert first == ["a", "b"]
+    assert later != ["a", "b"]  # others have their turn while they keep their word
+
+
+def test_blocks_of_which_only_hearsay_tells_are_asked_of_it():
+    book = Book(record("a", 0, 3), record("x", 3, 6))
+    book.hearsay = frozenset("x")
+    assert with_routes(book, peers) == ["a", "x"]
 
 
 def test_a_newcomer_is_tried_as_long_as_newcomers_keep_their_word():

@@ -181,13 +181,13 @@ async def test_stored_record_is_found_by_others_until_it_expires(
     first, second = await nodes.add(owner), await nodes.add()
     for life_s in (1.5, 5.0, 20.0):  # on a slow machine a short life is over before the record is looked for
         record = make_record(owner, expires_at=time.time() + life_s, sequence=int(life_s * 10))
-        stored, found = await first.store(KEY, seal(record, owner.sign)), await second.fetch(KEY)
+        stored, found = await first.store(KEY, seal(record, owner.sign)), (await second.fetch(KEY)).records
         if time.time() < record.expires_at:
             break
     assert (stored, found) == (True, (record,))
     await asyncio.sleep(record.expires_at + 0.1 - time.time())
-    assert await second.fetch(KEY) == ()
-    assert await first.fetch(KEY) == ()
+    assert (await second.fetch(KEY)).records == ()
+    assert (await first.fetch(KEY)).records == ()
 
 
 async def test_records_of_several_peers_stand_side_by_side(
@@ -197,11 +197,13 @@ async def test_records_of_several_peers_stand_side_by_side(
     networks = [await nodes.add(owner) for owner in owners]
     for owner, network in zip(owners, networks, strict=True):
         assert await network.store(KEY, seal(make_record(owner), owner.sign))
-    assert {record.peer for record in await networks[0].fetch(KEY)} == {owner.peer_id for owner in owners}
+    assert {record.peer for record in (await networks[0].fetch(KEY)).records} == {
+        owner.peer_id for owner in owners
+    }
 
 
 async def test_nothing_is_found_under_a_key_without_records(pair: tuple[Network, Network]) -> None:
-    assert await pair[1].fetch(KEY) == ()
+    assert (await pair[1].fetch(KEY)).records == ()
 
 
 @pytest.mark.parametrize("forgery", ["other owner", "own, by another", "long life", "wrong key", "garbage"])
@@ -218,7 +220,7 @@ async def test_forged_record_is_refused(
         key = f"peers/{'ab' * 32}/1"
     sealed = b"\x92garbage" if forgery == "garbage" else seal(record, signer.sign)
     assert not await network.store(key, sealed)
-    assert await victim.fetch(key) == ()
+    assert (await victim.fetch(key)).records == ()
 
 
 async def test_older_sequence_does_not_replace_a_newer_one(
@@ -229,7 +231,7 @@ async def test_older_sequence_does_not_replace_a_newer_one(
     newer, older = make_record(owner, sequence=2), make_record(owner, sequence=1)
     assert await first.store(KEY, seal(newer, owner.sign))
     assert not await first.store(KEY, seal(older, owner.sign))
-    assert await second.fetch(KEY) == (newer,)
+    assert (await second.fetch(KEY)).records == (newer,)
 
 
 async def test_newer_record_replaces_an_older_one(
@@ -240,7 +242,7 @@ async def test_newer_record_replaces_an_older_one(
     older, newer = make_record(owner, sequence=1), make_record(owner, sequence=2)
     for record in (older, newer):
         assert await first.store(KEY, seal(record, owner.sign))
-    assert await second.fetch(KEY) == (newer,)
+    assert (await second.fetch(KEY)).records == (newer,)
 
 
 async def test_waiting_for_failure_outlasts_healthy_times(pair: tuple[Network, Network]) -> None:

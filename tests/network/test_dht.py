@@ -126,7 +126,7 @@ def test_record_is_found_from_every_node(make_record: Make) -> None:
         record = await announce(*nodes[7], make_record)
         reader, _ = await fabric.add(serves=False)
         for node, _ in (*nodes, (reader, None)):
-            assert await node.fetch(KEY) == (record,)
+            assert (await node.fetch(KEY)).records == (record,)
 
     play(act)
 
@@ -138,9 +138,9 @@ def test_nonsense_costs_its_sender_and_not_the_look_up(make_record: Make, nonsen
         record = await announce(first, identity, make_record)
         reader, reading = await fabric.add()
         evil = fabric.add_evil(lambda _: says(nonsense), known_by=reader)
-        assert await reader.fetch(KEY) == (record,)
+        assert (await reader.fetch(KEY)).records == (record,)
         fabric.calls.clear()
-        assert await reader.fetch(KEY) == (record,)
+        assert (await reader.fetch(KEY)).records == (record,)
         assert (reading.peer_id, evil) not in fabric.calls
         assert evil not in reader.neighbors()
 
@@ -155,7 +155,7 @@ def test_silent_nodes_cost_a_bounded_time(make_record: Make) -> None:
         for _ in range(100):
             fabric.add_evil(says_nothing, known_by=reader)
         begun = now()
-        assert await reader.fetch(KEY) == (record,)
+        assert (await reader.fetch(KEY)).records == (record,)
         assert now() - begun <= SEARCH_TIMEOUT_S
 
     play(act)
@@ -168,7 +168,7 @@ def test_nodes_that_say_there_is_nothing_do_not_hide_what_there_is(make_record: 
         reader, _ = await fabric.add()
         for _ in range(100):
             fabric.add_evil(lambda _: says(encode(Found((), ()))), known_by=reader)
-        assert await reader.fetch(KEY) == (record,)
+        assert (await reader.fetch(KEY)).records == (record,)
 
     play(act)
 
@@ -180,7 +180,7 @@ def test_a_strangers_own_valid_record_hides_nobody(make_record: Make) -> None:
         stranger, strange = await fabric.add()
         own = await announce(stranger, strange, make_record, expires_at=now() + 89)
         reader, _ = await fabric.add()
-        assert set(await reader.fetch(KEY)) == {honest, own}
+        assert set((await reader.fetch(KEY)).records) == {honest, own}
 
     play(act)
 
@@ -235,7 +235,7 @@ def test_made_up_neighbors_are_survived(make_record: Make) -> None:
 
         fabric.add_evil(makes_up, known_by=reader)
         begun = now()
-        assert await reader.fetch(KEY) == (record,)
+        assert (await reader.fetch(KEY)).records == (record,)
         assert now() - begun <= SEARCH_TIMEOUT_S
 
     play(act)
@@ -248,7 +248,7 @@ def test_nobody_keeps_a_record_that_another_brings(make_record: Make) -> None:
         sealed = seal(make_record(victim, issued_at=now()), victim.sign)
         stored = node.answer(encode(Store(True, KEY, sealed)), new_identity().peer_id)
         assert decode_answer(stored) == Stored(False)
-        assert await node.fetch(KEY) == ()
+        assert (await node.fetch(KEY)).records == ()
 
     play(act)
 
@@ -278,7 +278,7 @@ def test_node_alone_keeps_its_own(make_record: Make) -> None:
     async def act(fabric: Fabric) -> None:
         node, identity = await fabric.add()
         record = await announce(node, identity, make_record)
-        assert await node.fetch(KEY) == (record,)
+        assert (await node.fetch(KEY)).records == (record,)
 
     play(act)
 
@@ -413,6 +413,25 @@ def test_peers_that_a_single_node_tells_of_are_nobody(make_record: Make, bootstr
         fabric.add_evil(lambda raw: tells_of_phantoms(raw, make_record), known_by=reader)
         if bootstrap == "away":
             del fabric.nodes[introducer.peer_id]
-        assert set(await reader.fetch(KEY)) == records
+        assert set((await reader.fetch(KEY)).records) == records
+
+    play(act)
+
+
+def test_peers_that_two_strangers_tell_of_are_hearsay(make_record: Make) -> None:
+    async def act(fabric: Fabric) -> None:
+        await fabric.add()  # through which all join
+        honest = {await announce(*await fabric.add(), make_record) for _ in range(3)}
+        reader, _ = await fabric.add(serves=False)
+        phantoms = await tells_of_phantoms(b"", make_record)
+
+        async def tell(_: bytes) -> bytes:
+            return phantoms
+
+        for _ in range(2):
+            fabric.add_evil(tell, known_by=reader)
+        found = await reader.fetch(KEY)
+        assert len(found.hearsay) == 50
+        assert {record for record in found.records if record.peer not in found.hearsay} == honest
 
     play(act)

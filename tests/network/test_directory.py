@@ -167,7 +167,7 @@ def test_ninth_sponsor_is_not_needed_until_one_goes(directory: Join) -> None:
         late, late_identity = directory(swarm)
         assert not await late.announce_model(sponsorship(late_identity))
         assert await own.announce_model(sponsorship(identity, sequence=2, expires_at=now() + 60))
-        assert len(await network.fetch(MODELS_KEY)) == MAX_SPONSORS
+        assert len((await network.fetch(MODELS_KEY)).records) == MAX_SPONSORS
         await asyncio.sleep(46)
         assert await late.announce_model(sponsorship(late_identity))
 

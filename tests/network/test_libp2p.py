@@ -284,7 +284,7 @@ async def test_peer_that_comes_back_elsewhere_is_reached_as_soon_as_its_record_i
     await publish(server)
     client = await start(join=bootstrap.addresses, client=True)
     await says_hello(client, server)
-    assert [record.peer for record in await client.fetch(KEY)] == [identity.peer_id]
+    assert [record.peer for record in (await client.fetch(KEY)).records] == [identity.peer_id]
     await server.close()
     with pytest.raises(PeerUnreachable):
         await client.open_channel(identity.peer_id, ECHO, 5.0)
@@ -292,7 +292,7 @@ async def test_peer_that_comes_back_elsewhere_is_reached_as_soon_as_its_record_i
     assert moved.addresses != server.addresses
     await moved.serve(ECHO, echo)
     await publish(moved)
-    assert [record.peer for record in await client.fetch(KEY)] == [identity.peer_id]
+    assert [record.peer for record in (await client.fetch(KEY)).records] == [identity.peer_id]
     await says_hello_in_the_end(client, moved)  # without the record libp2p is not even asked for 30 s
 
 
@@ -377,7 +377,7 @@ async def test_no_request_of_a_stranger_ends_a_node(start: Start, raw: bytes) ->
                 decode_answer(await control.call_unary_handler(victim, DIRECTORY_PROTOCOL, raw)), Stored
             )
     await says_hello(stranger, server)
-    assert await stranger.fetch(KEY) == ()
+    assert (await stranger.fetch(KEY)).records == ()
 
 
 async def test_bootstrap_that_comes_back_is_found_again(start: Start) -> None:
