@@ -85,6 +85,11 @@ def endpoint_of(route: str) -> Endpoint | None:
     return _parse_endpoint(route, 1) if route.startswith("/") else None
 
 
+def first_endpoint_of(route: str) -> Endpoint | None:
+    """The same, but of a way through a relay the endpoint that leads to the relay."""
+    return endpoint_of(route.rpartition("/p2p/")[0] if route.endswith("/p2p-circuit") else route)
+
+
 def usable(addresses: Collection[str]) -> tuple[str, ...]:
     """Of a node's own addresses those that others can use: through a relay first, since it is needed where
     there is one, and loopback only when there is nothing else."""

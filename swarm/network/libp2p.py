@@ -29,7 +29,7 @@ from swarm.network.addresses import (
 from swarm.network.channel import Channel
 from swarm.network.daemon import Daemon, DaemonOptions, choose_ports, still_here
 from swarm.network.handlers import HandlerTasks
-from swarm.network.own_reach import CIRCUIT, Hooks, OwnReach, RelayUse
+from swarm.network.own_reach import CIRCUIT, GRANT_S, Hooks, OwnReach, RelayUse
 from swarm.network.reachability import ReachServer
 from swarm.network.rejoin import (
     Backoff,
@@ -389,6 +389,8 @@ class Libp2pNetwork:
         if node.was_hung_up_on and options.relays:  # they have dropped what they had granted it, too
             await self._restart_with(options)
             node = await self._running_node()
+        if options.relays:  # who dialled it before would be refused, and not dial again for seconds
+            await self._reach.has_circuit(GRANT_S)
         return bool(node.neighbors())
 
     async def _reach_changed(self) -> None:

@@ -44,6 +44,7 @@ _FAILURES = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadErr
 _FIND_PEER_TIMEOUT_S = 1.0
 _MAX_UNSENT_ANSWERS = 64
 _ALIVE_TIMEOUT_S = 1.0
+_LEAVE_TIMEOUT_S = 0.5
 _UNSPOKEN = "/swarm/nobody-speaks-this"
 _CIRCUIT = "/p2p-circuit"
 _P2P_CODE, _CIRCUIT_CODE = b"\xa5\x03", b"\xa2\x02"  # varints of the multiaddress table
@@ -129,7 +130,7 @@ class Node:
         around = Surroundings(self._call, self._heard_of, time.time)
         self._dht = Dht(own, not client, storage, around)
         self._lifetime = contextlib.AsyncExitStack()
-        self._opening: set[asyncio.Task[Any]] = set()
+        self._pending: set[asyncio.Task[Any]] = set()
         self._incoming: Incoming[Channel] = Incoming(room_for_streams(open_files.limit()))
         self._hanging_up: dict[PeerId, asyncio.Task[None]] = {}
         self.was_hung_up_on = False  # a neighbor closed all that it had to this node, new and old
@@ -161,7 +162,7 @@ class Node:
         await self._lifetime.aclose()
         for task in self._hanging_up.values():
             task.cancel()
-        ending = {*self._opening, *self._hanging_up.values()}
+        ending = {*self._pending, *self._hanging_up.values()}
         if ending:
             await asyncio.wait(ending)
 
@@ -301,8 +302,8 @@ class Node:
         """Open a stream. Raises `PeerUnreachable`; when cancelled, a late stream is closed again."""
         routes = await self._address_book.find(peer)
         opening = asyncio.create_task(self._open_stream(peer, protocol, routes))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
+        self._pending.add(opening)
+        opening.add_done_callback(self._pending.discard)
         try:
             with _translated(PeerUnreachable, f"No stream to peer {peer}"):
                 reader, writer = await asyncio.shield(opening)
@@ -385,8 +386,12 @@ class Node:
             hanging_up.add_done_callback(lambda _: self._hanging_up.pop(peer, None))
 
     async def _disconnect(self, peer: PeerId) -> None:
-        with contextlib.suppress(*_FAILURES):  # there is no connection, or p2pd has just ended
-            await self._control.disconnect(PeerID.from_base58(peer))
+        """A connection is out of use at once; of one that is dead p2pd takes leave for ten seconds more."""
+        closing = asyncio.create_task(self._control.disconnect(PeerID.from_base58(peer)))
+        self._pending.add(closing)
+        closing.add_done_callback(self._pending.discard)
+        closing.add_done_callback(_without_failure)
+        await asyncio.wait({closing}, timeout=_LEAVE_TIMEOUT_S)
 
     def _heard_of(self, record: AnyRecord) -> None:
         if isinstance(record, PeerRecord):
@@ -457,6 +462,13 @@ def _now() -> float:
 
 def _unix(path: Path) -> Multiaddr:
     return Multiaddr(f"/unix{path}")
+
+
+def _without_failure(closing: "asyncio.Task[None]") -> None:
+    """There was no connection, or p2pd has just ended: nothing else is expected."""
+    error = None if closing.cancelled() else closing.exception()
+    if error is not None and not isinstance(error, _FAILURES):
+        raise error
 
 
 def _close_late(opening: "asyncio.Task[Any]") -> None:

@@ -117,7 +117,7 @@ class OwnReach:
 
     async def _as_before(self, node: "Node") -> Reach:
         """What holds while nobody can tell; a relay is seen without being told."""
-        if await self._has_circuit(0.0):
+        if await self.has_circuit(0.0):
             return "relayed"
         if self.reach == "relayed" and await node.connections():  # else it is cut off, and no worse than that
             return await self._take_relay()
@@ -194,7 +194,7 @@ class OwnReach:
         if self._relay_use == "never" or not relays:
             return "no"
         # one that was just started again has asked for an address, and may not have it yet
-        if await self._has_circuit(GRANT_S if options.relays else 0.0):
+        if await self.has_circuit(GRANT_S if options.relays else 0.0):
             return "relayed"
         # p2pd does not ask a relay again within the hour, so it is started again, but not all the time
         asked_lately = relays == options.relays and _now() - self._asked_relays_at < ASK_RELAYS_AGAIN_S
@@ -202,14 +202,14 @@ class OwnReach:
             return "no"
         self._asked_relays_at = _now()
         await self._hooks.restart(replace(options, announce=self._announce, relays=relays))
-        return "relayed" if await self._has_circuit(RESERVATION_TIMEOUT_S) else "no"
+        return "relayed" if await self.has_circuit(RESERVATION_TIMEOUT_S) else "no"
 
     def _known_relays(self) -> tuple[JoinAddress, ...]:
         configured = [address for address in self._configured if address.peer not in self._refusing]
         met = [address for addresses in self._relays.values() for address in addresses]
         return tuple(dict.fromkeys([*configured, *met]))[:MOST_RELAY_ADDRESSES]
 
-    async def _has_circuit(self, timeout_s: float) -> bool:
+    async def has_circuit(self, timeout_s: float) -> bool:
         """Whether a relay has granted an address, now or within that time."""
         node = await self._hooks.node()
         ends_at = asyncio.get_running_loop().time() + timeout_s

@@ -137,6 +137,7 @@ def _usable(entry: KnownPeer, own: PeerId) -> list[JoinAddress]:
             address = parse_join_address(text)
         except UsageError:
             continue
-        if address.peer == entry.peer != own:
+        leads_back = f"/p2p/{own}/" in text  # whom this node relays for only comes to it
+        if address.peer == entry.peer != own and not leads_back:
             addresses.append(address)
     return addresses

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swarm.network.addresses import JoinAddress, endpoint_of, usable
+from swarm.network.addresses import JoinAddress, endpoint_of, first_endpoint_of, usable
 from swarm.network.links import changes, has_public, interfaces
 from swarm.network.probe import probe
 from swarm.network.rejoin import Backoff, KnownPeer
@@ -29,6 +29,7 @@ PING_TIMEOUT_S = 2.0
 ALIVE_TIMEOUT_S = 1.0  # after a change of links, when waiting costs a reply
 MOST_PROBED = 8
 CONNECTIONS_LIVE_S = 3.0  # without a link; TCP then waits too long before it tries again
+BEGIN_ANEW = Backoff(first_s=4.0)  # whoever is served through this node loses it each time
 JUST_BEGUN_S = 2.0  # a change of links that was mended before the system told of it
 PROBE_EVERY_S = 1.0  # while nobody answers
 PROBE_TIMEOUT_S = 1.0
@@ -154,25 +155,32 @@ class Watch:
 
     async def _find_back(self) -> None:
         """Probe everybody known until somebody answers, and join."""
-        told = False
+        told, attempt, anew_due = False, 0, 0.0
         while candidates := self._hooks.candidates():
+            is_answered = await _anybody_there(candidates)
             node = await self._hooks.node()
-            if await _anybody_there(candidates):
+            if node.neighbors():  # somebody has come to us
+                return
+            if is_answered:
+                may_begin_anew = _now() >= anew_due
                 # p2pd is slow to see other addresses, and never again asks a relay that it could not reach
-                begins_anew = self._hooks.is_relayed() or interfaces() != self._interfaces
-                is_back = not begins_anew and await self._hooks.return_to(node, candidates, "dead")
-                if is_back or await self._begin_anew():
+                should = may_begin_anew and (self._hooks.is_relayed() or interfaces() != self._interfaces)
+                is_back = not should and await self._hooks.return_to(node, candidates, "dead")
+                if not is_back and may_begin_anew:  # p2pd refuses for a while to dial whom it could not reach
+                    is_back = await self._begin_anew()
+                    anew_due = _now() + BEGIN_ANEW.delay_s(attempt, self._random.random())
+                    attempt += 1
+                if is_back:
                     _log.info("Back in the swarm")
                     self._hooks.came_back()
                     await (await self._hooks.node()).explore()
                     return
-            if node.neighbors():  # somebody has come to us
-                return
             if not told:
                 _log.warning("Nobody of the swarm answers; trying again every second")
                 told = True
             if await _happens(self._moved, PROBE_EVERY_S):
                 self._moved.clear()
+                anew_due = 0.0
 
     async def _ping_some(self, node: "Node") -> None:
         neighbors = list(node.neighbors())
@@ -202,7 +210,7 @@ class Watch:
 
 async def _anybody_there(candidates: tuple[JoinAddress, ...]) -> bool:
     """Whether joining is worth a try: somebody answers, or is reached in a way that cannot be probed."""
-    endpoints = [endpoint_of(address.route) for address in candidates]
+    endpoints = [first_endpoint_of(address.route) for address in candidates]
     tcp = [each for each in endpoints if each is not None and each.transport == "tcp"]
     return len(tcp) < len(endpoints) or await probe(tcp, PROBE_TIMEOUT_S) is None
 

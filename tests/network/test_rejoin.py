@@ -55,6 +55,16 @@ def test_configured_addresses_come_first_and_the_recently_seen_next() -> None:
     assert candidates(joins(3), peers, OWN, NOW) == joins(3, 2, 1)
 
 
+def test_who_is_reached_through_this_node_only_is_not_tried() -> None:
+    direct, *relayed = (
+        address_of(1),
+        f"/ip4/203.0.113.9/tcp/1/p2p/{OWN}/p2p-circuit/p2p/{PEERS[1]}",
+        f"/ip4/203.0.113.9/tcp/1/p2p/{PEERS[2]}/p2p-circuit/p2p/{PEERS[1]}",
+    )
+    peers = (KnownPeer(PEERS[1], (relayed[0], direct, relayed[1]), NOW),)
+    assert [str(each) for each in candidates((), peers, OWN, NOW)] == [direct, relayed[1]]
+
+
 def test_address_that_is_configured_and_known_is_tried_once() -> None:
     assert candidates(joins(1), (known(1),), OWN, NOW) == joins(1)
 
