@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from swarm.errors import BrokenModel, DownloadFailed, SwarmError, UnsupportedModel
 from swarm.model.checkpoint import shard_files
 from swarm.model.files import StageProgress
+from swarm.model.tokenizer_source import OLDER_FILES
 
 if TYPE_CHECKING:
     from huggingface_hub.utils.tqdm import tqdm
@@ -27,6 +28,7 @@ _FILES = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    *OLDER_FILES,
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 ]
@@ -54,8 +56,9 @@ def fetch_from_hub(model: HubModel, directory: Path, on_progress: StageProgress)
     model has no safetensors or no tokenizer.json.
     """
     snapshot = _download(model, on_progress)
-    for needed in ("config.json", "tokenizer.json"):
-        _need((snapshot / needed).exists(), model, needed)
+    _need((snapshot / "config.json").exists(), model, "config.json")
+    tokenizers = ("tokenizer.json", *OLDER_FILES)
+    _need(any((snapshot / name).exists() for name in tokenizers), model, "tokenizer.json")
     weights = snapshot / "model.safetensors"
     _need(weights.exists() or _shards_are_whole(snapshot), model, "safetensors with all of its weights")
     for file in (path for path in snapshot.rglob("*") if path.is_file()):

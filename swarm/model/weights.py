@@ -22,6 +22,8 @@ from swarm.model.head import Head
 from swarm.model.layers import Projection, multiplies_natively
 from swarm.model.span import BlockWeights, SpanModel
 from swarm.model.tokenizer_file import named_beside
+from swarm.model.tokenizer_source import OLDER_FILES
+from swarm.security.foreign import read_bounded
 from swarm.security.manifest import Manifest
 from swarm.values import Span
 
@@ -205,6 +207,12 @@ def tokenizer_digests(directory: Path) -> dict[str, str]:
         content = read_fields(directory / "tokenizer.json", MAX_TOKENIZER_BYTES).everything()
         parts["tokenizer.json"] = content
         parts |= named_beside(directory, content)
+    else:
+        parts |= {
+            name: hashlib.sha256(read_bounded(directory / name, MAX_TOKENIZER_BYTES)).hexdigest()
+            for name in OLDER_FILES
+            if (directory / name).exists()
+        }
     if (directory / "tokenizer_config.json").exists():
         fields = read_fields(directory / "tokenizer_config.json")
         parts["chat_template"] = fields.raw("chat_template")
