@@ -20,7 +20,7 @@ from swarm.errors import BrokenModel, UnsupportedModel
 Json: TypeAlias = Any  # what `json.loads` may give
 Piece: TypeAlias = Sequence[Any]  # text, score, kind
 
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # kinds of pieces, as numbered by SentencePiece and llama.cpp
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # kinds of pieces, as numbered by SentencePiece and llama.cpp
 _BPE = 2
 _SPACE = "▁"
 
@@ -106,7 +106,7 @@ def _content(pieces: Sequence[Piece], *, shorter_first: bool, prefix: bool) -> d
 
 
 def _built(pieces: Sequence[Piece], *, shorter_first: bool, prefix: bool) -> dict[str, Any]:
-    vocab = {text: place for place, (text, _, kind) in enumerate(pieces) if kind != UNUSED}
+    vocab = {text: place for place, (text, _, kind) in enumerate(pieces) if kind != _UNUSED}
     scores = {text: float(score) for text, score, _ in pieces if text in vocab}
     if not all(map(math.isfinite, scores.values())):
         raise ValueError("a score is no number")
@@ -121,9 +121,9 @@ def _built(pieces: Sequence[Piece], *, shorter_first: bool, prefix: bool) -> dic
     )
     tokenizer.add_tokens(
         [
-            AddedToken(text, normalized=False, special=kind == CONTROL)
+            AddedToken(text, normalized=False, special=kind == _CONTROL)
             for text, _, kind in pieces
-            if kind in (CONTROL, USER_DEFINED)
+            if kind in (_CONTROL, _USER_DEFINED)
         ]
     )
     content: dict[str, Any] = json.loads(tokenizer.to_str())

@@ -83,11 +83,11 @@ def with_ends(
 
 
 def make_of_pieces(question: Json, source: str) -> Json:
-    """Ask `swarm.model.pieces`, in a process of its own. Raises `ModelError` naming the source."""
+    """Ask `swarm.model.pieces`, in a process of its own. Raises `ModelError`."""
     try:
         return Confined(f"The conversion of {source}", "pieces", None, _LIMITS).ask(question)
     except RequestError as error:
-        raise UnsupportedModel(error.what, _CONVERT) from error
+        raise UnsupportedModel(error.what, "Take another file, or another model.") from error
 
 
 def _kind(directory: Path, config: Mapping[str, Any]) -> str:
