@@ -40,8 +40,10 @@ class Vocabulary:
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._stop_ids = sorted(stop_ids)
+        # a tokenizer may name tokens, for padding say, that the model has no row for
+        self._size = max(vocab_size, tokenizer.vocab_size)
         self._tokens = llguidance.LLTokenizer(
-            tokenizer.to_json(), n_vocab=vocab_size, eos_token=self._stop_ids or None
+            tokenizer.to_json(), n_vocab=self._size, eos_token=self._stop_ids or None
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -52,7 +54,7 @@ class Vocabulary:
         """All that another process needs to have the same vocabulary."""
         return {
             "tokenizer": self._tokenizer.to_json(),
-            "size": self._vocab_size,
+            "size": self._size,
             "stop_ids": self._stop_ids,
         }
 

@@ -23,7 +23,14 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from swarm.errors import BrokenModel, ConfigurationError, EmptyPrompt, RequestError, SwarmError
+from swarm.errors import (
+    BrokenModel,
+    ConfigurationError,
+    EmptyPrompt,
+    RequestError,
+    SwarmError,
+    UnsupportedModel,
+)
 
 Json: TypeAlias = Any  # what `json.loads` may give
 
@@ -31,7 +38,7 @@ _PROGRAM = "swarm.model.confined_program"
 _POLL_S = 0.05
 _CHUNK_BYTES = 2**18
 _ERRORS: Mapping[str, type[SwarmError]] = {
-    each.__name__: each for each in (BrokenModel, EmptyPrompt, RequestError)
+    each.__name__: each for each in (BrokenModel, EmptyPrompt, RequestError, UnsupportedModel)
 }
 _KEPT_VARIABLES = ("PATH", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 
@@ -61,7 +68,7 @@ class Confined:
     def ask(self, question: Json) -> Json:
         """The program's answer.
 
-        Raises what the program raises of `RequestError` and `BrokenModel`; `RequestError` when it
+        Raises what the program raises of `RequestError` and `ModelError`; `RequestError` when it
         reaches a limit; `ConfigurationError` when no process can be started.
         """
         with self._lock:

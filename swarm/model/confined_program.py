@@ -59,7 +59,13 @@ def _tokenizer(setup: Json) -> Program:
     return encode
 
 
-_PROGRAMS = {"template": _template, "tokenizer": _tokenizer}
+def _pieces(setup: Json) -> Program:
+    from swarm.model.pieces import from_model, from_pieces
+
+    return lambda question: (from_model if "model" in question else from_pieces)(question)
+
+
+_PROGRAMS = {"template": _template, "tokenizer": _tokenizer, "pieces": _pieces}
 
 
 def _grant(cpu_s: int) -> None:

@@ -15,9 +15,8 @@ from swarm.model.tokenizer import Tokenizer
 _REPLACEMENT = "\ufffd"
 # Decoded again with each token, because a decoder may treat the first tokens of a text differently.
 _CONTEXT_TOKENS = 8
-_RUN_TOKENS = (
-    1024  # of a run of bytes that a prompt ends with; in a longer one, its beginning is taken to be text
-)
+# Of a run of bytes that a prompt ends with. The beginning of a longer one is taken to be whole characters.
+_RUN_TOKENS = 1024
 _CHARACTER_BYTES = 4
 
 

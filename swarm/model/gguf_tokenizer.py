@@ -1,29 +1,76 @@
 """The tokenizer inside a GGUF file, as the files of a Hugging Face directory.
 
-GGUF names the pre-tokenizer and gives vocabulary and merges; what the name means is written here, as
-in the original `tokenizer.json` of the models that use it. Others are refused: a tokenizer that is
-nearly right gives wrong answers without a word.
+GGUF names the pre-tokenizer and gives vocabulary and merges, or pieces with scores; what the name means is
+written here, as in the original `tokenizer.json` of the models that use it. Others are refused: a tokenizer
+that is nearly right gives wrong answers without a word.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from swarm.errors import BrokenModel, UnsupportedModel
+from swarm.model.fields import brief
 from swarm.model.files import write_json
+from swarm.model.tokenizer_check import FALCON_DIGITS, LLAMA3_WORDS, QWEN2_WORDS, QWEN35_WORDS, TEKKEN_WORDS
+from swarm.model.tokenizer_source import make_of_pieces, split_into
 
 Metadata: TypeAlias = Mapping[str, Any]  # the key-value part of a GGUF file
 
 # llama.cpp's llama_token_type; the unused ones name the rows that pad the embedding
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
-_QWEN2_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
-_SUPPORTED = ("smollm", *_QWEN2_NAMES)
+
+
+def _level() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _single_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _level()])
+
+
+def _falcon() -> pre_tokenizers.PreTokenizer:
+    digits = [
+        pre_tokenizers.Digits(individual_digits=False),
+        pre_tokenizers.Split(Regex(FALCON_DIGITS), "isolated"),
+    ]
+    return pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), _level(), *digits])
+
+
+@dataclass(frozen=True, slots=True)
+class _Pre:
+    """What a name of a pre-tokenizer stands for."""
+
+    words: Callable[[], pre_tokenizers.PreTokenizer]
+    composes: bool = False  # normalises to NFC
+    whole_words: bool = False  # a word of the vocabulary is a token, whatever the merges make of it
+    begins: bool = False  # texts begin with the begin token, unless the file says that they do not
+    has_begin: bool = True  # the begin token is one although texts do not begin with it
+
+
+_QWEN2 = _Pre(lambda: split_into(QWEN2_WORDS), composes=True, has_begin=False)
+_LLAMA3 = _Pre(lambda: split_into(LLAMA3_WORDS), whole_words=True, begins=True)
+_PRES: Mapping[str, _Pre] = {
+    "smollm": _Pre(_single_digits),
+    "gpt-2": _Pre(_level),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "qwen35": _Pre(lambda: split_into(QWEN35_WORDS), composes=True, has_begin=False),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "tekken": _Pre(lambda: split_into(TEKKEN_WORDS), whole_words=True, begins=True),
+    "falcon": _Pre(_falcon),
+    "command-r": _Pre(_single_digits, composes=True, begins=True),
+    "olmo": _Pre(_level, composes=True),
+}
+# Where a file with pieces does not say it, llama.cpp takes these.
+_PIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 
 
 def write_tokenizer(metadata: Metadata, directory: Path) -> None:
@@ -31,10 +78,17 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
 
     Raises `UnsupportedModel` for another kind of tokenizer, `BrokenModel` when its parts do not fit.
     """
-    _check_kind(metadata)
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if kind != "llama" and (kind != "gpt2" or not isinstance(pre, str) or pre not in _PRES):
+        raise UnsupportedModel(
+            f"The GGUF file's tokenizer is {brief(kind)} with pre-tokenizer {brief(pre)}, "
+            "which cannot be converted",
+            f"Supported is 'llama', and 'gpt2' with {', '.join(_PRES)}; "
+            "or pull the model's original directory.",
+        )
     try:
         named = _named_tokens(metadata)
-        tokenizer = _build(metadata, named)
+        tokenizer = _of_pieces(metadata, named) if kind == "llama" else _of_merges(metadata, named)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:  # also other types
         raise BrokenModel(
             f"The tokenizer in the GGUF file is incomplete: {error}",
@@ -47,30 +101,43 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _check_kind(metadata: Metadata) -> None:
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or pre not in _SUPPORTED:
-        raise UnsupportedModel(
-            f"The GGUF file's tokenizer is {kind!r} with pre-tokenizer {pre!r}, which cannot be converted",
-            f"Supported is 'gpt2' with {', '.join(_SUPPORTED)}; or pull the model's original directory.",
-        )
-
-
-def _build(metadata: Metadata, named: Mapping[str, str]) -> Tokenizer:
-    qwen2 = metadata["tokenizer.ggml.pre"] in _QWEN2_NAMES
+def _of_merges(metadata: Metadata, named: Mapping[str, str]) -> Tokenizer:
+    pre = _PRES[metadata["tokenizer.ggml.pre"]]
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     added = [i for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)]
     vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != _UNUSED}
-    tokenizer = Tokenizer(_bpe(vocab, metadata["tokenizer.ggml.merges"]))
-    if qwen2:
+    model = _bpe(vocab, metadata["tokenizer.ggml.merges"])
+    model.ignore_merges = pre.whole_words
+    tokenizer = Tokenizer(model)
+    if pre.composes:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _qwen2_pre_tokenizer() if qwen2 else _smollm_pre_tokenizer()
+    tokenizer.pre_tokenizer = pre.words()
     tokenizer.decoder = decoders.ByteLevel()
     for i in added:
         _add_token(tokenizer, tokens[i], i, special=kinds[i] == _CONTROL)
-    if metadata.get("tokenizer.ggml.add_bos_token"):
-        _begin_texts_with(tokenizer, named["bos_token"])
+    if _begins(metadata):
+        begin = _beginning_with(tokenizer, named["bos_token"])
+        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), begin])
     return tokenizer
+
+
+def _of_pieces(metadata: Metadata, named: Mapping[str, str]) -> Tokenizer:
+    """The pieces are put together in a process of its own: how long that takes is up to who wrote them."""
+    names = ("tokens", "scores", "token_type")
+    pieces = list(zip(*(metadata[f"tokenizer.ggml.{name}"] for name in names), strict=True))
+    question = {"pieces": pieces, "prefix": bool(metadata.get("tokenizer.ggml.add_space_prefix", True))}
+    content = make_of_pieces(question, "the tokenizer in the GGUF file")
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in named.values()])
+    if _begins(metadata):
+        tokenizer.post_processor = _beginning_with(tokenizer, named["bos_token"])
+    return tokenizer
+
+
+def _begins(metadata: Metadata) -> bool:
+    of_pieces = metadata["tokenizer.ggml.model"] == "llama"
+    default = of_pieces or _PRES[metadata["tokenizer.ggml.pre"]].begins
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
 
 
 def _bpe(vocab: dict[str, int], merges: list[str]) -> models.BPE:
@@ -82,17 +149,6 @@ def _bpe(vocab: dict[str, int], merges: list[str]) -> models.BPE:
         raise ValueError(str(error)) from error
 
 
-def _smollm_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-
-
-def _qwen2_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    words = pre_tokenizers.Split(Regex(_QWEN2_PATTERN), behavior="isolated", invert=False)
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    return pre_tokenizers.Sequence([words, level])
-
-
 def _add_token(tokenizer: Tokenizer, text: str, token_id: int, *, special: bool) -> None:
     token = AddedToken(text, special=special, normalized=False)
     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
@@ -100,21 +156,23 @@ def _add_token(tokenizer: Tokenizer, text: str, token_id: int, *, special: bool)
         raise ValueError(f"token {text!r} got the id {tokenizer.token_to_id(text)} instead of {token_id}")
 
 
-def _begin_texts_with(tokenizer: Tokenizer, bos: str) -> None:
-    special = [(bos, tokenizer.token_to_id(bos))]
-    begin = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=special
+def _beginning_with(tokenizer: Tokenizer, bos: str) -> processors.PostProcessor:
+    return processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
     )
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), begin])
 
 
 def _named_tokens(metadata: Metadata) -> dict[str, str]:
     names = {"eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    of_pieces = metadata["tokenizer.ggml.model"] == "llama"
     # A Qwen2 model that does not begin its texts with it has no begin token: GGUF names the padding one.
-    if metadata["tokenizer.ggml.pre"] == "smollm" or metadata.get("tokenizer.ggml.add_bos_token"):
+    if of_pieces or _begins(metadata) or _PRES[metadata["tokenizer.ggml.pre"]].has_begin:
         names["bos"] = "bos_token"
-    tokens = metadata["tokenizer.ggml.tokens"]
-    ids = {name: metadata.get(f"tokenizer.ggml.{role}_token_id") for role, name in names.items()}
+    tokens, defaults = metadata["tokenizer.ggml.tokens"], _PIECE_IDS if of_pieces else {}
+    ids = {
+        name: metadata.get(f"tokenizer.ggml.{role}_token_id", defaults.get(role))
+        for role, name in names.items()
+    }
     return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
 
 

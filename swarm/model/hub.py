@@ -19,6 +19,7 @@ from swarm.errors import BrokenModel, DownloadFailed, UnsupportedModel
 from swarm.model.checkpoint import SINGLE_FILE, shard_files
 from swarm.model.fields import REPULL
 from swarm.model.files import StageProgress, writing_to
+from swarm.model.tokenizer_source import OLDER_FILES
 from swarm.security.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _OTHERS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    *OLDER_FILES,
     "chat_template.jinja",
     MANIFEST_FILE,  # where somebody who has all of the model put it
     "additional_chat_templates/*.jinja",
@@ -134,8 +136,9 @@ async def fetch_weights(directory: Path, names: Sequence[str], on_progress: Stag
 
 
 def _link(model: HubModel, snapshot: Path, directory: Path, patterns: Sequence[str]) -> None:
-    for needed in ("config.json", "tokenizer.json"):
-        _need((snapshot / needed).exists(), model, needed)
+    _need((snapshot / "config.json").exists(), model, "config.json")
+    tokenizers = ("tokenizer.json", *OLDER_FILES)
+    _need(any((snapshot / name).exists() for name in tokenizers), model, "tokenizer.json")
     here = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     for name in _matching(here, patterns):
         _link_file(snapshot / name, directory / name)

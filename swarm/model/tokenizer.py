@@ -25,9 +25,9 @@ from swarm.model.tokenizer_file import (
     load_backend,
     read_companions,
     read_object,
-    read_tokenizer_file,
     with_added,
 )
+from swarm.model.tokenizer_source import has_tokenizer_file, read_tokenizer, with_ends
 
 MAX_TEMPLATES = 16
 MAX_TEMPLATE_BYTES = 2**20
@@ -193,9 +193,12 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     Raises `UnsupportedModel` when replies cannot be decoded with it in bounded time and memory.
     """
     path = directory / "tokenizer.json"
-    config, content = read_object(directory / "tokenizer_config.json"), read_tokenizer_file(path)
-    companions = read_companions(directory, config, content)
+    config = read_object(directory / "tokenizer_config.json")
+    content, named = read_tokenizer(directory, config)
+    companions = read_companions(directory, named | config, content)
     content = with_added(content, companions.added)
+    if not has_tokenizer_file(directory):
+        content = with_ends(content, companions.named, config)
     if problem := why_not_decodable(content):
         raise UnsupportedModel(f"{path} cannot be used: {problem}")
     plain = encodes_plainly(content)

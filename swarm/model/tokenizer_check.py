@@ -23,17 +23,26 @@ MAX_PIECES = 16  # of what is written around a prompt
 _UNBOUNDED = math.inf
 
 # What splits words in the families that can be computed; known to take time in proportion to the text.
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_TEKKEN = (
+QWEN2_WORDS = _GPT4 % ""
+LLAMA3_WORDS = _GPT4 % "{1,3}"
+QWEN35_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_KNOWN_PATTERNS = frozenset({_GPT2, _GPT4 % "", _GPT4 % "{1,3}", _TEKKEN})
+FALCON_DIGITS = "[0-9][0-9][0-9]"
+_KNOWN_PATTERNS = frozenset(
+    {GPT2_WORDS, QWEN2_WORDS, LLAMA3_WORDS, QWEN35_WORDS, TEKKEN_WORDS, FALCON_DIGITS}
+)
 
 
 def why_not_decodable(content: Part) -> str | None:

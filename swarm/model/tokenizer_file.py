@@ -103,10 +103,10 @@ def check_added(backend: tokenizers.Tokenizer, added: tuple[AddedToken, ...]) ->
             )
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, limit_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """The object in a JSON file; empty when there is no such file. Raises `BrokenModel`."""
     try:
-        value = read_json(path, MAX_CONFIG_BYTES)
+        value = read_json(path, limit_bytes)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

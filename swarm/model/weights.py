@@ -29,6 +29,8 @@ from swarm.model.linear.linear import Linear, pack_linear
 from swarm.model.linear.quantized import INT4_BYTES_PER_WEIGHT, INT8_BYTES_PER_OUTPUT
 from swarm.model.span import BlockWeights, SpanModel
 from swarm.model.tokenizer_file import named_beside
+from swarm.model.tokenizer_source import OLDER_FILES
+from swarm.security.foreign import read_bounded
 from swarm.security.manifest import Manifest
 from swarm.values import Span
 
@@ -277,6 +279,12 @@ def tokenizer_digests(directory: Path) -> dict[str, str]:
         content = read_fields(directory / "tokenizer.json", MAX_TOKENIZER_BYTES).everything()
         parts["tokenizer.json"] = content
         parts |= named_beside(directory, content)
+    else:
+        parts |= {
+            name: hashlib.sha256(read_bounded(directory / name, MAX_TOKENIZER_BYTES)).hexdigest()
+            for name in OLDER_FILES
+            if (directory / name).exists()
+        }
     if (directory / "tokenizer_config.json").exists():
         fields = read_fields(directory / "tokenizer_config.json")
         parts["chat_template"] = fields.raw("chat_template")

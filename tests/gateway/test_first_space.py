@@ -29,7 +29,8 @@ def tiny(tmp_path_factory):
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     backend.save(str(directory / "tokenizer.json"))
     config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    changes = {"chat_template": TEMPLATE, "pad_token": "[PAD]"}  # one more token than the model has rows
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | changes))
     return directory
 
 
@@ -58,6 +59,14 @@ async def test_log_probabilities_spell_the_tokens_as_the_text_does(serve):
         fields = always(served, "▁world", prompt="Hello", logprobs=1, model=MODEL)
         _, whole, _ = await served.post("/v1/completions", fields)
     assert "".join(whole["choices"][0]["logprobs"]["tokens"]) == whole["choices"][0]["text"]
+
+
+async def test_forms_hold_where_the_tokenizer_names_a_token_that_the_model_lacks(serve):
+    async with serve() as served:
+        assert served.swarm.model.tokenizer.vocab_size == served.swarm.model.config.vocab_size + 1
+        form = {"structured_outputs": {"choice": ["hello"]}}
+        status, body, _ = await served.post("/v1/completions", {"prompt": "Hello", "model": MODEL, **form})
+    assert (status, body["choices"][0]["text"]) == (200, "hello")
 
 
 async def test_chats_and_continued_messages_begin_with_their_space(serve):

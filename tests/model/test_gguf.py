@@ -137,11 +137,30 @@ def test_unknown_pre_tokenizer_is_refused(tiny_gguf, tmp_path):
         convert(source, tmp_path)
 
 
-def test_sentencepiece_tokenizer_is_refused(tiny_gguf, tmp_path):
+def test_a_tokenizer_of_another_kind_is_refused(tiny_gguf, tmp_path):
     source = tiny_gguf()
-    source.tokenizer_model = "llama"
-    with pytest.raises(UnsupportedModel, match="tokenizer is 'llama'"):
+    source.tokenizer_model = "bert"
+    with pytest.raises(UnsupportedModel, match="tokenizer is 'bert'"):
         convert(source, tmp_path)
+
+
+def test_a_file_with_pieces_and_scores_is_imported_whole(tiny_gguf, tmp_path):
+    source = tiny_gguf()
+    source.tokenizer_model, source.pre = "llama", "default"
+    letters = ["▁", "t", "h", "e", "th", "the", "▁the"]
+    source.tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    source.types = [2, 3, 3] + [6] * 256 + [1] * len(letters)
+    source.extra["tokenizer.ggml.scores"] = [0.0] * 259 + [-float(place) for place in range(len(letters))]
+    source.merges, source.add_bos = [], True
+    source.tensors = type(source)().tensors
+    rows = len(source.tokens)
+    source.tensors["token_embd.weight"] = np.ones((rows, 32), dtype=np.float32)
+    tokenizer = load_tokenizer(convert(source, tmp_path))
+    ids = tokenizer.encode("the é</s>")
+    assert [tokenizer.id_to_token(each) for each in ids] == [
+        "<s>", "▁the", "▁", "<0xC3>", "<0xA9>", "</s>",
+    ]  # fmt: skip
+    assert tokenizer.decode(ids) == "the é"
 
 
 @pytest.mark.parametrize(
