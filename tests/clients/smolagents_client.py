@@ -1,0 +1,32 @@
+"""smolagents: its model alone, whole and streaming, and an agent that must call a tool."""
+
+import json
+import sys
+
+from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+
+@tool
+def get_weather() -> str:
+    """The weather here."""
+    return "sunny"
+
+
+url, model_id = sys.argv[1:]
+model = OpenAIServerModel(model_id=model_id, api_base=f"{url}/v1", api_key="none", max_tokens=300)
+ask = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+whole = model.generate(ask, max_tokens=8)
+pieces = model.generate_stream(ask, max_tokens=8)
+agent = ToolCallingAgent(tools=[get_weather], model=model, max_steps=1, verbosity_level=0)
+agent.run("Hello")
+[step] = [step for step in agent.memory.steps if getattr(step, "tool_calls", None)]
+print(
+    json.dumps(
+        {
+            "whole": whole.content,
+            "text": "".join(piece.content or "" for piece in pieces),
+            "called": step.tool_calls[0].name,
+            "observed": step.observations,
+        }
+    )
+)
