@@ -22,24 +22,18 @@ def get_weather(city: Literal["Paris", "Rome"]) -> str:
 
 
 url, model, brace = sys.argv[1:]
-llm = OpenAILike(
-    model=model, api_base=f"{url}/v1", api_key="none", is_chat_model=True, is_function_calling_model=True,
-    max_tokens=8, context_window=65_536,
-)  # fmt: skip
+server = {"model": model, "api_base": f"{url}/v1", "api_key": "none", "temperature": 0}
+kind = {"is_chat_model": True, "is_function_calling_model": True, "context_window": 65_536}
+brief, llm = (OpenAILike(**server, **kind, max_tokens=count) for count in (8, 200))
 hello = [ChatMessage(role="user", content="Hello")]
-whole = llm.chat(hello)
-pieces = [piece.delta or "" for piece in llm.stream_chat(hello)]
-plain = OpenAILike(model=model, api_base=f"{url}/v1", api_key="none", is_chat_model=False, max_tokens=4)
-# its schema allows any further argument, and a random model makes up ever more
+whole = brief.chat(hello)
+pieces = [piece.delta or "" for piece in brief.stream_chat(hello)]
+plain = OpenAILike(**server, is_chat_model=False, max_tokens=4)
+# a random model would add ever more arguments where the schema lets it
 called = llm.chat_with_tools(
-    [FunctionTool.from_defaults(get_weather)], user_msg="Hello", tool_required=True, max_tokens=200,
-    logit_bias={brace: 60},
-)  # fmt: skip
+    [FunctionTool.from_defaults(get_weather)], user_msg="Hello", tool_required=True, logit_bias={brace: 60}
+)
 [call] = llm.get_tool_calls_from_response(called)
-typed = OpenAILike(
-    model=model, api_base=f"{url}/v1", api_key="none", is_chat_model=True, is_function_calling_model=True,
-    max_tokens=200, context_window=65_536,
-)  # fmt: skip
 print(
     json.dumps(
         {
@@ -47,7 +41,7 @@ print(
             "text": "".join(pieces),
             "plain": bool(plain.complete("Hello").text),
             "call": [call.tool_name, call.tool_kwargs],
-            "typed": typed.as_structured_llm(Weather).chat(hello).raw.city,
+            "typed": llm.as_structured_llm(Weather).chat(hello).raw.city,
         }
     )
 )

@@ -13,10 +13,11 @@ def get_weather() -> str:
 
 
 url, model_id = sys.argv[1:]
-model = OpenAIServerModel(model_id=model_id, api_base=f"{url}/v1", api_key="none", max_tokens=300)
+server = {"model_id": model_id, "api_base": f"{url}/v1", "api_key": "none"}
+brief, model = (OpenAIServerModel(**server, max_tokens=count) for count in (8, 200))
 ask = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
-whole = model.generate(ask, max_tokens=8)
-pieces = model.generate_stream(ask, max_tokens=8)
+whole = brief.generate(ask)
+pieces = brief.generate_stream(ask)
 agent = ToolCallingAgent(tools=[get_weather], model=model, max_steps=1, verbosity_level=0)
 agent.run("Hello")
 [step] = [step for step in agent.memory.steps if getattr(step, "tool_calls", None)]
