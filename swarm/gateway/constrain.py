@@ -125,31 +125,31 @@ def lark_grammar(text: str) -> str:
     return llguidance.LLMatcher.grammar_from_lark(text)
 
 
-def call_grammar(style: Style, schemas: Mapping[str, Mapping[str, Any]]) -> str:
-    """One call of one of the functions, whose parameters have these schemas, as the model writes it."""
+def call_grammar(
+    style: Style, schemas: Mapping[str, Mapping[str, Any]], otherwise: Mapping[str, Any] | None = None
+) -> str:
+    """One call of one of the functions, whose parameters have these schemas, as the model writes it.
+
+    `otherwise`: or, instead of a call, JSON of this schema.
+    """
+    calls = [_call_schema(style, name, schema) for name, schema in schemas.items()]
+    rules = {f"call_{index}": f"%json {_with_spacing(call)}" for index, call in enumerate(calls)}
+    form = "call" if style == "llama" else f"{_quoted(OPENING + chr(10))} call {_quoted(chr(10) + CLOSING)}"
+    rules = {"start": form, "call": " | ".join(rules), **rules}
+    if otherwise is not None:
+        rules |= {"start": f"{form} | reply", "reply": f"%json {_with_spacing(otherwise)}"}
+    return lark_grammar("\n".join(f"{name}: {rule}" for name, rule in rules.items()))
+
+
+def _call_schema(style: Style, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     key = "parameters" if style == "llama" else "arguments"
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, key: {"type": "object", **schema}},
-            "required": ["name", key],
-            "additionalProperties": False,
-        }
-        for name, schema in schemas.items()
-    ]
-    if style == "llama":
-        return json_grammar({"anyOf": calls})
-    rules = [f"call_{index}: %json {_with_spacing(call)}" for index, call in enumerate(calls)]
-    either = " | ".join(f"call_{index}" for index in range(len(calls)))
-    return lark_grammar(
-        "\n".join(
-            [
-                f"start: {_quoted(OPENING + chr(10))} call {_quoted(chr(10) + CLOSING)}",
-                f"call: {either}",
-                *rules,
-            ]
-        )
-    )
+    definitions = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+    return definitions | {  # what a schema refers to is looked for at the top
+        "type": "object",
+        "properties": {"name": {"const": name}, key: {"type": "object", **schema}},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
 
 
 def _with_spacing(schema: Mapping[str, Any]) -> str:

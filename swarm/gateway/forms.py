@@ -37,21 +37,31 @@ def form_of_chat(body: ChatRequest, offered: Sequence[Tool], style: tools.Style 
     forms = []
     if body.structured_outputs is not None:
         forms.append(form_of(body.structured_outputs))
-    if isinstance(body.response_format, JsonObjectFormat):
-        forms.append(Form(constrain.json_grammar({"type": "object"}), "response_format"))
-    if isinstance(body.response_format, JsonSchemaFormat):
-        schema = body.response_format.json_schema.schema or {"type": "object"}
-        check_depth(schema, "response_format")
-        forms.append(Form(constrain.json_grammar(schema), "response_format"))
+    schema = _schema(body)
     forced = _forced(body, offered)
-    if forced and style:
-        schemas = {tool.function.name: _parameters(tool) for tool in forced}
-        forms.append(Form(constrain.call_grammar(style, schemas), "tools"))
+    if style and (forced or (offered and schema is not None)):
+        # a form of the text says nothing about calls: OpenAI's own models may still make one, or must
+        schemas = {tool.function.name: _parameters(tool) for tool in forced or offered}
+        grammar = constrain.call_grammar(style, schemas, None if forced else schema)
+        forms.append(Form(grammar, "tools" if forced else "response_format"))
+    elif schema is not None:
+        forms.append(Form(constrain.json_grammar(schema), "response_format"))
     if len(forms) > 1:
         raise bad(
             forms[1].param, f"{forms[0].param} and {forms[1].param} exclude each other", "Leave one out."
         )
     return forms[0] if forms else None
+
+
+def _schema(body: ChatRequest) -> Mapping[str, Any] | None:
+    """What the text of a reply must fit."""
+    if isinstance(body.response_format, JsonObjectFormat):
+        return {"type": "object"}
+    if not isinstance(body.response_format, JsonSchemaFormat):
+        return None
+    schema = body.response_format.json_schema.schema or {"type": "object"}
+    check_depth(schema, "response_format")
+    return schema
 
 
 def _parameters(tool: Tool) -> Mapping[str, Any]:

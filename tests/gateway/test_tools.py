@@ -200,3 +200,29 @@ async def test_a_regular_expression_and_a_grammar_hold(serve):
     assert content[:3].isdigit()
     assert content[3] == "-"
     assert grammar["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["no call"]}}}
+
+
+async def test_a_call_may_be_made_where_the_text_has_a_form(serve):
+    async with serve() as served:
+        (mark,) = served.swarm.model.tokenizer.encode("<")
+        settings = {"tools": TOOLS, "response_format": FORM, "max_tokens": 200}
+        called = await served.chat(**settings, logit_bias={str(mark): 100})
+        text = await served.chat(**settings, logit_bias={str(mark): -100})
+        forced = await served.chat(**settings, logit_bias={str(mark): -100}, tool_choice="required")
+    assert text["choices"][0]["message"]["content"] == '"no call"'
+    for body in (called, forced):
+        [call] = body["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+
+
+async def test_what_parameters_refer_to_is_found(serve):
+    city = {"$ref": "#/$defs/City"}
+    schema = {**PARAMETERS, "properties": {"city": city}, "$defs": {"City": {"enum": ["Paris"]}}}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    async with serve() as served:
+        body = await served.chat(tools=[tool], tool_choice="required", max_tokens=200)
+    [call] = body["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
