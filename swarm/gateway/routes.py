@@ -202,7 +202,7 @@ class Api:
     async def _new_reply(
         self, request: web.Request, body: CommonRequest, hosted: HostedModel, task: Task, dialect: Dialect
     ) -> LiveReply:
-        vocabulary = await hosted.vocabulary() if task.top_logprobs is not None else None
+        vocabulary = await hosted.vocabulary() if task.tells_logprobs else None
         plan = ReplyPlan(
             head=dialect.head,
             dialect=dialect,
@@ -220,7 +220,8 @@ class Api:
                 echo=task.echoes[index] if task.echoes else "",
                 new_call_id=lambda: f"call_{secrets.token_hex(12)}",
                 parser=make_parser(task.tool_style, task.tool_names) if task.tool_style else None,
-                token_bytes=vocabulary.token_bytes if vocabulary else None,
+                token_bytes=vocabulary.token_bytes if vocabulary and task.top_logprobs is not None else None,
+                prompt_scores=task.prompt_scores(index, vocabulary.token_bytes) if vocabulary else None,
             )
             for index, each in enumerate(task.requests)
         ]

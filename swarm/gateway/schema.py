@@ -55,6 +55,9 @@ class CommonRequest(Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     include_swarm: Annotated[bool, Meta(description="Tell which peers answered.")] | None = None
+    prompt_logprobs: (
+        Annotated[int, Meta(ge=0, le=20, description="Score the prompt; not in a stream.")] | None
+    ) = None
     background: (
         Annotated[bool, Meta(description="Go on without a reader; read it at /v1/responses/{id}.")] | None
     ) = None
@@ -184,6 +187,7 @@ class CompletionRequest(CommonRequest, kw_only=True):
     """The body of POST /v1/completions. `prompt`: text, token ids, or a list of either."""
 
     prompt: Text | Annotated[list[Text | TokenId | list[TokenId]], Meta(min_length=1, max_length=2**20)]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=16)] | None = None
@@ -261,6 +265,14 @@ class TextLogprobs(Struct, kw_only=True):
     text_offset: list[int]
 
 
+class PromptLogprob(Struct, kw_only=True):
+    """A token of the prompt, or one that was likelier there; rank 1 is the likeliest. Names are vLLM's."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class SwarmHop(Struct, kw_only=True):
     """A peer of the chain that answered; times and bytes are per token."""
 
@@ -333,6 +345,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     swarm: Provenance | UnsetType = UNSET
 
 
@@ -389,6 +402,7 @@ class TextChoice(Struct, kw_only=True):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class TextCompletion(Struct, kw_only=True):

@@ -210,6 +210,7 @@ class LiveReply:
             async for piece in generation:
                 now, is_first = _now(), not choice.output_ids
                 if is_first:
+                    await _take_scores(choice, generation)
                     choice.ttft_s, choice.first_at = round(now - started_at, 4), now
                 since_last_s = None if is_first or not choice.last_at else now - choice.last_at
                 self.instruments.note_token(model, since_last_s, choice.ttft_s if is_first else None)
@@ -219,13 +220,24 @@ class LiveReply:
                 for event in plan.dialect.events(choice.push(piece)):
                     self._tell(msgspec.json.encode(event))
                 self._tell_chain(is_first)
+            if not choice.output_ids:
+                await self._end_empty(choice, generation)
         finally:
             await generation.aclose()
         self.instruments.note_end(model, choice, _now() - started_at)
 
+    async def _end_empty(self, choice: Choice, generation: Generation) -> None:
+        """No token was asked for."""
+        choice.hops, choice.resumes = generation.reply.hops, generation.reply.resumes
+        await _take_scores(choice, generation)
+        news = choice.end_empty(generation.reply.finish_reason)
+        self._tell(*map(msgspec.json.encode, self.plan.dialect.events(news)))
+
     def _generation(self, choice: Choice) -> Generation:
         plan = self.plan
         request: Request = replace(choice.request, output_ids=tuple(choice.output_ids))
+        if choice.output_ids:  # the prompt is scored
+            request = replace(request, prompt_logprobs=None)
         if plan.grammar is not None:
             request = replace(request, allowed=plan.grammar.follow())
         return plan.client.begin(request)
@@ -265,6 +277,11 @@ class LiveReply:
             audited=False,
             choices=[choice.provenance() for choice in self.choices],
         )
+
+
+async def _take_scores(choice: Choice, generation: Generation) -> None:
+    if choice.prompt_scores is not None:
+        await asyncio.to_thread(choice.take_scores, generation.prompt_logprobs)
 
 
 def _first_refusal(group: BaseExceptionGroup[BaseException]) -> Refusal:
