@@ -56,7 +56,7 @@ def tasks(tmp_path):
 
 @pytest.fixture
 def likelihood(tiny):
-    """What transformers makes of a text after another: its log probability, and whether it is the likeliest."""
+    """What transformers makes of a text after another: its log probability, and whether it is likeliest."""
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
 
     def of(before, ids):
