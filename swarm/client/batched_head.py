@@ -15,6 +15,7 @@ import torch
 
 from swarm.model.compute import Compute
 from swarm.model.head import Head, ScoredToken
+from swarm.model.pooling import Pooling
 
 MAX_ROWS = 64  # the logits of a large vocabulary are half a megabyte a row
 MAX_SCORED_ROWS = 16  # a pass over so many takes two to three times as long as one over a single row
@@ -62,6 +63,12 @@ class BatchedHead:
                     partial(self._head.score, hidden[part], following[part], top)
                 )
         return scored
+
+    async def pool(
+        self, hidden: torch.Tensor, pooling: Pooling, dimensions: int | None = None
+    ) -> torch.Tensor:
+        """The embedding [dimensions] of a text's hidden states [tokens, hidden]."""
+        return await self._compute.run(lambda: pooling.pool(self._head.normed(hidden), dimensions))
 
     async def _compute_batch(self, batch: _Batch) -> torch.Tensor:
         async with self._turn:

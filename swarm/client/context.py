@@ -17,6 +17,7 @@ from swarm.client.session import Session
 from swarm.client.spares import Policy
 from swarm.errors import SwarmError
 from swarm.model.head import ScoredToken
+from swarm.model.pooling import Pooling
 from swarm.values import Span
 
 _logger = logging.getLogger(__name__)
@@ -70,6 +71,14 @@ class Context:
         hidden = await self._extend(ids, len(ids))
         scored = await self._head.score(hidden[: count - 1], ids[1:count], top)
         return scored, await self._head.logits(hidden[-1:])
+
+    async def embed(
+        self, ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
+    ) -> torch.Tensor:
+        """Hold exactly `ids`, all of them computed now; gives the embedding [dimensions] of them."""
+        await self._keep(0)
+        hidden = await self._extend(ids, pooling.rows_needed(len(ids)))
+        return await self._head.pool(hidden, pooling, dimensions)
 
     async def _keep(self, count: int) -> None:
         """Forget all but the first `count` tokens."""

@@ -17,6 +17,8 @@ from swarm.gateway.schema import (
     CompletionRequest,
     Detokenized,
     DetokenizeRequest,
+    EmbeddingRequest,
+    Embeddings,
     ErrorBody,
     Health,
     ModelEntry,
@@ -29,7 +31,7 @@ from swarm.gateway.schema import (
 _BODIES = (
     ChatRequest, CompletionRequest, ChatCompletion, ChatChunk, TextCompletion,
     ModelEntry, ModelList, ErrorBody, Health, Cancelled,
-    TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized,
+    TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized, EmbeddingRequest, Embeddings,
 )  # fmt: skip
 _ERRORS = {
     400: "The request cannot be served as it is; `param` names the field.",
@@ -61,7 +63,7 @@ _EVENT: Schema = {  # of a stream, as a reader of server-sent events has it
 def document(models: Sequence[str]) -> Schema:
     """The whole document (OpenAPI 3.1) of a gateway that serves these models."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
-    for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
+    for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest):
         components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     return {
         "openapi": "3.1.0",
@@ -108,6 +110,7 @@ def _paths() -> Schema:
                 "responses": _answers(_json_body(Cancelled), (401, 403, 404)),
             }
         },
+        "/v1/embeddings": {"post": _asking("embed", "Texts to vectors.", EmbeddingRequest, Embeddings)},
         "/tokenize": {"post": _asking("tokenize", "Text or a chat to tokens.", TokenizeRequest, Tokenized)},
         "/detokenize": {"post": _asking("detokenize", "Tokens to text.", DetokenizeRequest, Detokenized)},
         "/v1/models": {"get": _reading("listModels", "List the models.", ModelList, (401, 403))},

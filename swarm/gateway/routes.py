@@ -15,6 +15,7 @@ from swarm.gateway.body import BodyRules, read_body
 from swarm.gateway.choices import Choice
 from swarm.gateway.constrain import Grammar
 from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
+from swarm.gateway.embeddings import answer, embed
 from swarm.gateway.forms import Form
 from swarm.gateway.gate import Gate
 from swarm.gateway.instruments import Instruments
@@ -30,6 +31,7 @@ from swarm.gateway.schema import (
     CompletionRequest,
     Detokenized,
     DetokenizeRequest,
+    EmbeddingRequest,
     Health,
     ModelList,
     Tokenized,
@@ -64,6 +66,7 @@ class Api:
             web.post("/v1/completions", self.complete),
             web.get("/v1/responses/{id}", self.resume),
             web.post("/v1/responses/{id}/cancel", self.cancel),
+            web.post("/v1/embeddings", self.embed),
             web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
             web.get("/v1/models", self.list_models),
@@ -120,6 +123,20 @@ class Api:
         tokens = await tokenize(body, hosted, partial(self.bench.run, request[KEY]))
         room = hosted.client.model.config.context_length
         return _json(Tokenized(tokens=tokens, count=len(tokens), max_model_len=room))
+
+    async def embed(self, request: web.Request) -> web.Response:
+        """POST /v1/embeddings"""
+        body = await read_body(request, EmbeddingRequest, self.rules)
+        hosted = self._hosted(body.model)
+        self.gate.check_rate(request[KEY])
+        pooling, inputs = await embed(body, hosted, partial(self.bench.run, request[KEY]))
+        await hosted.require_whole()
+        slot = await self.gate.enter(request[KEY])
+        self.instruments.note_prompt(hosted.name, sum(map(len, inputs)))
+        try:
+            return _json(await answer(body, hosted, pooling, inputs, self.deadline_s))
+        finally:
+            slot.release()
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /detokenize"""

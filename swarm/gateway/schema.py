@@ -227,6 +227,40 @@ class Detokenized(Struct, kw_only=True):
     prompt: str
 
 
+class EmbeddingRequest(Struct, kw_only=True):
+    """The body of POST /v1/embeddings. `input`: text, token ids, or a list of either."""
+
+    model: Text
+    input: Text | Annotated[list[Text | TokenId | list[TokenId]], Meta(min_length=1, max_length=2**20)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None  # accepted and without effect
+
+
+class Embedding(Struct, kw_only=True):
+    """One vector: numbers, or as base64 of little-endian fp32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, kw_only=True):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct, kw_only=True):
+    """The answer to POST /v1/embeddings."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Usage(Struct, kw_only=True):
     """Tokens of all choices."""
 

@@ -197,7 +197,7 @@ class LiveReply:
                 )
             )
         except BaseExceptionGroup as group:
-            self._end(_first_refusal(group))
+            self._end(first_refusal(group))
         finally:
             slot.release()
             self.idle_since = None if self._readers else _now()
@@ -284,7 +284,7 @@ async def _take_scores(choice: Choice, generation: Generation) -> None:
         await asyncio.to_thread(choice.take_scores, generation.prompt_logprobs)
 
 
-def _first_refusal(group: BaseExceptionGroup[BaseException]) -> Refusal:
+def first_refusal(group: BaseExceptionGroup[BaseException]) -> Refusal:
     """The answer for choices that failed together."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):

@@ -164,7 +164,7 @@ def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
 
 def _read_completion(body: CompletionRequest, hosted: HostedModel) -> Task:
     n = body.n or 1
-    prompts = _prompts(body.prompt, n, hosted)
+    prompts = read_prompts(body.prompt, hosted, "prompt", n=n)
     wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     tops = [body.prompt_logprobs, body.logprobs if body.echo else None]
     scored = max((top for top in tops if top is not None), default=None)
@@ -282,20 +282,23 @@ def _chat_ids(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -
         raise bad("messages", error.what, error.fix, error.code) from error
 
 
-def _prompts(prompt: str | list[Any], n: int, hosted: HostedModel) -> list[list[int]]:
-    """The prompts of a completion, as token ids. They are counted before they are looked at."""
+def read_prompts(
+    prompt: str | list[Any], hosted: HostedModel, param: str, limit: int = MAX_CHOICES, n: int = 1
+) -> list[list[int]]:
+    """Texts or token ids as lists of token ids, counted before they are looked at. Raises a `Refusal`."""
     kinds = {str} if isinstance(prompt, str) else {type(item) for item in prompt}
     if kinds == {int}:
-        return [_ids(prompt, hosted)]
+        return [_ids(prompt, hosted, param)]
     if len(kinds) != 1 or not all(prompt):
-        raise bad("prompt", "The list mixes texts and token ids, or holds an empty list", "Send one kind.")
+        raise bad(param, "The list mixes texts and token ids, or holds an empty list", "Send one kind.")
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    if len(prompts) * n > MAX_CHOICES:
-        raise bad("prompt", f"{len(prompts)} prompts with n = {n} are more than {MAX_CHOICES} choices")
-    return [_ids(each, hosted) for each in prompts]
+    if len(prompts) * n > limit:
+        times = f" with n = {n}" if n > 1 else ""
+        raise bad(param, f"{len(prompts)} of {param}{times} are more than {limit}", "Send fewer at once.")
+    return [_ids(each, hosted, param) for each in prompts]
 
 
-def _ids(prompt: str | list[int], hosted: HostedModel) -> list[int]:
+def _ids(prompt: str | list[int], hosted: HostedModel, param: str) -> list[int]:
     try:
         if isinstance(prompt, str):
             return hosted.encoder.encode(prompt)
@@ -306,5 +309,5 @@ def _ids(prompt: str | list[int], hosted: HostedModel) -> list[int]:
                 "Shorten the prompt.",
             )
     except RequestError as error:
-        raise bad("prompt", error.what, error.fix, error.code) from error
-    return _known(prompt, "prompt", hosted.client.model.config.vocab_size)
+        raise bad(param, error.what, error.fix, error.code) from error
+    return _known(prompt, param, hosted.client.model.config.vocab_size)

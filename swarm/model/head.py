@@ -58,8 +58,12 @@ class Head:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [tokens, vocab] in fp32 from the last block's hidden states [tokens, hidden]."""
-        normed = rms_norm(hidden.to(self.dtype), self._norm, self.config.rms_norm_eps)
-        return self._lm_head(normed).to(torch.float32)
+        return self._lm_head(self.normed(hidden)).to(torch.float32)
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last block's hidden states [tokens, hidden] behind the final norm."""
+        return rms_norm(hidden.to(self.dtype), self._norm, self.config.rms_norm_eps)
 
     @torch.inference_mode()
     def score(self, hidden: Tensor, following: Sequence[int], top: int) -> list[ScoredToken]:

@@ -27,6 +27,8 @@ _FILES = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
     "additional_chat_templates/*.jinja",
 ]
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w.-]*))?")
