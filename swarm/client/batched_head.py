@@ -1,19 +1,24 @@
 """The head of a model, shared by all replies of a client: rows that wait together are computed together.
 
 Reading lm_head once for many rows costs hardly more than for one, so replies that run at the same
-time share each pass. A row that waits alone is computed alone, to the bit as without this.
+time share each pass. A row that waits alone is computed alone, to the bit as without this. The rows of
+prompts to be scored are computed a few at a time and one prompt's after another's, so that nobody's next
+token waits for more than one such pass.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from swarm.model.compute import Compute
-from swarm.model.head import Head
+from swarm.model.head import Head, ScoredToken
+from swarm.model.pooling import Pooling
 
 MAX_ROWS = 64  # the logits of a large vocabulary are half a megabyte a row
+MAX_SCORED_ROWS = 16  # a pass over so many takes two to three times as long as one over a single row
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +36,7 @@ class BatchedHead:
         self._head = head
         self._compute = compute
         self._turn = asyncio.Lock()
+        self._scoring = asyncio.Lock()
         self._open: _Batch | None = None
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
@@ -46,6 +52,23 @@ class BatchedHead:
         batch.rows.append(hidden)
         index = len(batch.rows) - 1
         return (await asyncio.shield(batch.result))[index]
+
+    async def score(self, hidden: torch.Tensor, following: Sequence[int], top: int) -> list[ScoredToken]:
+        """As `Head.score`, for any number of rows. It can be cancelled between any two passes."""
+        scored: list[ScoredToken] = []
+        while len(scored) < len(following):
+            part = slice(len(scored), len(scored) + MAX_SCORED_ROWS)
+            async with self._scoring:
+                scored += await self._compute.run(
+                    partial(self._head.score, hidden[part], following[part], top)
+                )
+        return scored
+
+    async def pool(
+        self, hidden: torch.Tensor, pooling: Pooling, dimensions: int | None = None
+    ) -> torch.Tensor:
+        """The embedding [dimensions] of a text's hidden states [tokens, hidden]."""
+        return await self._compute.run(lambda: pooling.pool(self._head.normed(hidden), dimensions))
 
     async def _compute_batch(self, batch: _Batch) -> torch.Tensor:
         async with self._turn:

@@ -8,8 +8,6 @@ everything; that is all there is to a replay, and to keeping a spare.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from swarm.client.hop import Hop
 from swarm.client.ledger import Ledger
 
@@ -22,22 +20,16 @@ class Link:
     ledger: Ledger
 
 
-async def push(links: Sequence[Link], index: int, end: int, results_from: int) -> torch.Tensor | None:
+async def push(links: Sequence[Link], index: int, end: int, results: Ledger | None) -> None:
     """One step of one hop, up to position `end`; what comes out and is not known yet is kept.
 
-    The last hop has no ledger behind it: its rows from `results_from` on are returned
-    [tokens, hidden], if there are any. Raises `HopLost`.
+    Behind the last hop stand the `results`, which begin where they are wanted; None: they are not.
+    Raises `HopLost`.
     """
     link, position = links[index], links[index].hop.position
-    is_last = index == len(links) - 1
-    known = results_from if is_last else links[index + 1].ledger.end
-    reply_tokens = max(0, end - max(known, position))
+    following = results if index == len(links) - 1 else links[index + 1].ledger
+    reply_tokens = max(0, end - max(following.end, position)) if following is not None else 0
     output = await link.hop.step(link.ledger.rows(position, end), reply_tokens)
-    if not reply_tokens:
-        return None
-    if is_last:
-        return output
-    following = links[index + 1].ledger
-    following.append(output)
-    following.mark_step(following.end)  # the shape in which its rows were computed
-    return None
+    if following is not None and reply_tokens:
+        following.append(output)
+        following.mark_step(following.end)  # the shape in which its rows were computed

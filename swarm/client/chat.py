@@ -38,6 +38,7 @@ class UnfinishedReply(msgspec.Struct, frozen=True):
     include_stop: bool = False
     skip_special_tokens: bool = True
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
 
 
 _OF_REQUEST = [name for name in UnfinishedReply.__struct_fields__ if name != "text"]

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
+import torch
+
 from swarm.client.batched_head import BatchedHead
 from swarm.client.chat import Conversation, ConversationState
 from swarm.client.context import Context, GuardPolicy
@@ -33,6 +35,7 @@ from swarm.config import known_peers_folder, store_root
 from swarm.errors import ClockOff, ManifestMismatch, RequestError, SwarmError
 from swarm.model.chat_template import Json, Message
 from swarm.model.compute import Compute, ComputeThread
+from swarm.model.pooling import Pooling
 from swarm.model.sampling import Sampling
 from swarm.network.directory import Directory
 from swarm.network.libp2p import Libp2pConfig, Libp2pNetwork
@@ -153,6 +156,19 @@ class Client:
     def begin(self, request: Request) -> Generation:
         """Begin the reply to a request, or go on with one whose `output_ids` are there already."""
         return Generation(request, self.voice, self._new_context)
+
+    async def embed(
+        self, ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
+    ) -> torch.Tensor:
+        """The embedding [dimensions] in fp32 of a text's token ids, of which there is at least one.
+
+        `pooling` is what `read_pooling` finds in the model's directory.
+        """
+        context = self._context()
+        try:
+            return await context.embed(ids, pooling, dimensions)
+        finally:
+            await context.close()
 
     def request(
         self, prompt: str | Sequence[int], sampling: Sampling | None = None, **limits: Unpack[Limits]

@@ -16,6 +16,8 @@ from swarm.client.recovery import Recovery, SessionState
 from swarm.client.session import Session
 from swarm.client.spares import Policy
 from swarm.errors import SwarmError
+from swarm.model.head import ScoredToken
+from swarm.model.pooling import Pooling
 from swarm.values import Span
 
 _logger = logging.getLogger(__name__)
@@ -53,23 +55,47 @@ class Context:
         kept = min(
             shared_length(self._ids, ids), len(ids) - 1
         )  # the last one is fed again: its logits are asked for
-        if kept < len(self._ids):
-            try:
-                await self.session.rewind(kept)
-            finally:
-                del self._ids[self.session.position :]  # hold what the session holds, however it ended
+        await self._keep(kept)
         return await self.feed(ids[kept:])
 
     async def feed(self, ids: Sequence[int]) -> torch.Tensor:
         """Add tokens (at least one); gives the logits [vocab] that follow them."""
+        return await self._head.logits(await self._extend(ids, 1))
+
+    async def score(self, ids: Sequence[int], count: int, top: int) -> tuple[list[ScoredToken], torch.Tensor]:
+        """As `move_to`, and how likely each of the first `count` ids was, but the first, with `top` others.
+
+        What is held already is computed again, because its results are asked for.
+        """
+        await self._keep(0)
+        hidden = await self._extend(ids, len(ids))
+        scored = await self._head.score(hidden[: count - 1], ids[1:count], top)
+        return scored, await self._head.logits(hidden[-1:])
+
+    async def embed(
+        self, ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
+    ) -> torch.Tensor:
+        """Hold exactly `ids`, all of them computed now; gives the embedding [dimensions] of them."""
+        await self._keep(0)
+        hidden = await self._extend(ids, pooling.rows_needed(len(ids)))
+        return await self._head.pool(hidden, pooling, dimensions)
+
+    async def _keep(self, count: int) -> None:
+        """Forget all but the first `count` tokens."""
+        if count < len(self._ids):
+            try:
+                await self.session.rewind(count)
+            finally:
+                del self._ids[self.session.position :]  # hold what the session holds, however it ended
+
+    async def _extend(self, ids: Sequence[int], reply_tokens: int) -> torch.Tensor:
         self._ids.extend(ids)
         self._guardian.start()
         try:
-            hidden = await self.session.extend(self._head.embed(ids))
+            return await self.session.extend(self._head.embed(ids), reply_tokens)
         except BaseException:
             del self._ids[self.session.position :]  # hold what the session holds, however it ended
             raise
-        return await self._head.logits(hidden)
 
     async def close(self) -> None:
         """Free the session on every peer."""

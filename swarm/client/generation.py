@@ -25,6 +25,7 @@ from swarm.client.reply import (
 )
 from swarm.errors import ContextOverflow, EmptyPrompt
 from swarm.model.detokenizer import StreamDecoder
+from swarm.model.head import ScoredToken
 from swarm.model.sampling import Constraint, Sampling, choose
 from swarm.model.tokenizer import Tokenizer
 
@@ -46,6 +47,7 @@ class Request:
     include_stop: bool = False
     skip_special_tokens: bool = True
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None  # so many likeliest tokens with each of the prompt; None: not scored
     allowed: Mask | None = None
 
 
@@ -59,6 +61,7 @@ class Limits(TypedDict, total=False):
     include_stop: bool
     skip_special_tokens: bool
     top_logprobs: int
+    prompt_logprobs: int | None
     allowed: Mask | None
     output_ids: tuple[int, ...]
 
@@ -85,7 +88,7 @@ def check_request(request: Request, voice: Voice) -> int:
     if not prompt:
         raise EmptyPrompt("The prompt is empty", "Give at least one token to continue from.")
     room = voice.context_length - prompt
-    if room <= 0 or (request.max_tokens or 0) > room:
+    if room < (1 if request.max_tokens is None else request.max_tokens):
         wanted = f" and {request.max_tokens} for the reply" if request.max_tokens else ""
         raise ContextOverflow(
             f"The prompt has {prompt} tokens{wanted}; the model's context holds {voice.context_length}",
@@ -116,6 +119,7 @@ class Generation:
         self._keep = keep
         self._token_ids = list(request.output_ids)
         self._texts: list[str] = []
+        self._prompt_logprobs: tuple[ScoredToken, ...] = ()
         self._context: Context | None = None
         self._reply: Reply | None = None
         self._stream = self._run()
@@ -131,6 +135,11 @@ class Generation:
     def token_ids(self) -> Sequence[int]:
         """The tokens of the reply so far, those of an earlier process included."""
         return self._token_ids
+
+    @property
+    def prompt_logprobs(self) -> tuple[ScoredToken, ...]:
+        """How likely each token of the prompt was, but the first; there when the first piece is."""
+        return self._prompt_logprobs
 
     @property
     def hops(self) -> tuple[HopReport, ...]:
@@ -173,10 +182,12 @@ class Generation:
         context = self._context = await self._open_context()
         try:
             decoder = self._decoder()
-            if (reason := self._reason_of_kept(decoder)) is not None:
+            reason = self._reason_of_kept(decoder)
+            if reason is None or self.request.prompt_logprobs is not None:
+                logits = await self._read(context)
+            if reason is not None:
                 self._end(context, reason, 0.0, 0.0)
                 return
-            logits = await context.move_to([*self.request.prompt_ids, *self._token_ids])
             first_at = last_at = 0.0
             while True:
                 piece = self._choose(logits, await self._allowed(), decoder)
@@ -193,6 +204,15 @@ class Generation:
         finally:
             if not self._keep:
                 await context.close()
+
+    async def _read(self, context: Context) -> torch.Tensor:
+        """Feed all that there is; gives the logits that follow it."""
+        request, ids = self.request, [*self.request.prompt_ids, *self._token_ids]
+        if request.prompt_logprobs is None:
+            return await context.move_to(ids)
+        scored, logits = await context.score(ids, len(request.prompt_ids), request.prompt_logprobs)
+        self._prompt_logprobs = tuple(scored)
+        return logits
 
     def _decoder(self) -> StreamDecoder:
         request = self.request
@@ -232,8 +252,10 @@ class Generation:
         return Piece(text, choice.token_id, choice.logprob, choice.top_logprobs, reason, decoder.stopped_by)
 
     def _reason_of_kept(self, decoder: StreamDecoder) -> FinishReason | None:
-        """Why the reply had ended in the process that began it, if it had: then there is nothing to add."""
+        """Why there is nothing to add: the process that began it had ended it, or no token is asked for."""
         kept = self.request.output_ids
+        if not kept and self.max_tokens == 0:
+            return "length"
         reason = self._finish_reason(kept[-1], len(kept), decoder) if kept else None
         if reason is not None and decoder.stopped_by is None:
             self._texts.append(decoder.finish())
@@ -264,4 +286,5 @@ class Generation:
             tokens_per_s=round(steps / decode_s, 2) if decode_s > 0 else 0.0,
             hops=report_hops(session.hops),
             resumes=report_resumes(session.resumes),
+            prompt_logprobs=self._prompt_logprobs,
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from swarm.client.hop import Hop
 from swarm.client.recovery import Resume
 from swarm.errors import LossKind
+from swarm.model.head import ScoredToken
 
 FinishReason = Literal["stop", "length"]
 
@@ -67,6 +68,7 @@ class Reply:
     tokens_per_s: float  # after the first token
     hops: tuple[HopReport, ...]
     resumes: tuple[ResumeReport, ...]
+    prompt_logprobs: tuple[ScoredToken, ...] = ()  # of all but the first, where they were asked for
 
     def to_json(self) -> dict[str, Any]:
         """The object that `swarm generate --json` prints."""

@@ -34,7 +34,7 @@ class _Lost:
 
 
 class Session:
-    """The chain of one conversation. `extend` adds rows and gives the last one's result.
+    """The chain of one conversation. `extend` adds rows and gives the results of the last ones.
 
     Rows are [tokens, hidden]. Calls wait for each other. Cancelling a call leaves the session whole.
     `recall` gives the rows from position 0 to another again, for the case that peers lose what only
@@ -48,7 +48,7 @@ class Session:
         self._blocks = blocks
         self._recall = recall
         self._links: list[Link] = []
-        self._result: torch.Tensor | None = None
+        self._results = self._new_ledger()  # of the last hop, from where they are wanted
         self._progress = asyncio.Condition()
         self._turn = asyncio.Lock()
         self._openings: set[asyncio.Task[list[Hop]]] = set()  # of spares
@@ -75,20 +75,21 @@ class Session:
         """The hops of the chain as it is now."""
         return tuple(link.hop for link in self._links)
 
-    async def extend(self, rows: torch.Tensor) -> torch.Tensor:
-        """Push rows [tokens, hidden] through all blocks; gives the last row's hidden state [1, hidden].
+    async def extend(self, rows: torch.Tensor, reply_tokens: int = 1) -> torch.Tensor:
+        """Push rows [tokens, hidden] through all blocks; gives the hidden states of the last `reply_tokens`.
 
         Survives the loss of any hops. Raises `NoRoute` when some blocks are on no live peer for
         longer than the patience; the rows are kept, and the conversation can go on later.
         """
+        if not 1 <= reply_tokens <= len(rows):
+            raise ValueError(f"{len(rows)} rows have no {reply_tokens} results")
         async with self._turn:
             if not self._links:
                 await self._open()
             self._links[0].ledger.append(rows)
+            self._results = self._new_ledger(self.position - reply_tokens)
             await self._advance()
-            if self._result is None:
-                raise ValueError("A session must be extended by at least one row before it has a result.")
-            return self._result
+            return self._results.rows(self._results.start, self.position)
 
     async def rewind(self, position: int) -> None:
         """Forget everything from `position` on."""
@@ -102,7 +103,7 @@ class Session:
                 link.hop.rewind(position)
             for spare in self.spares.values():
                 spare.rewind(position)
-            self._result = None
+            self._results.truncate(position)
 
     async def swap(self, link: Link, kind: Literal["slow", "leaving"]) -> None:
         """Let the link's spare take its place while nothing is lost: a planned leave, or a slow peer."""
@@ -163,6 +164,7 @@ class Session:
             ledgers = [self._new_ledger(), *(self._new_ledger(held) for _ in hops[1:])]
             ledgers[0].recall(self._recall(held))  # so that the first hop can have a spare
             self._links = [Link(hop, ledger) for hop, ledger in zip(hops, ledgers, strict=True)]
+            self._results = self._new_ledger(held)
             return held
 
     async def close(self) -> None:
@@ -196,7 +198,6 @@ class Session:
         """
         started_at, self._stuck_since = _now(), None
         self._furthest.clear()
-        self._result = None
         while lost := await self._push_all():
             for entry in lost:
                 self._note_loss(entry, started_at)
@@ -228,7 +229,6 @@ class Session:
     async def _push(self, index: int, lost: list[_Lost]) -> None:
         """Push one hop to the end of the conversation, as fast as its ledger fills."""
         link = self._links[index]
-        is_last = index == len(self._links) - 1
         exact = self._is_exact(link)
         while link.hop.position < self.position and not lost:
             if link.ledger.end == link.hop.position:
@@ -237,13 +237,12 @@ class Session:
                 continue
             end = link.ledger.next_end(link.hop.position, exact)
             try:
-                result = await push(self._links, index, end, results_from=self.position - 1)
+                await push(self._links, index, end, self._results)
             except HopLost as error:
                 lost.append(_Lost(link, error))
             else:
                 link.ledger.mark_step(end)
                 self._note_step(link.hop)
-                self._result = result if is_last else self._result
             async with self._progress:
                 self._progress.notify_all()
 
@@ -291,7 +290,7 @@ class Session:
         """Up to which position the results of a link are known."""
         if index + 1 < len(self._links):
             return self._links[index + 1].ledger.end
-        return self.position if self._result is not None else self.position - 1
+        return self._results.end
 
     async def _replace(self, old: Sequence[Link]) -> None:
         """Put new hops where a run of neighbouring ones was lost."""

@@ -119,4 +119,4 @@ class Spare:
         for index, link in enumerate(self.links):
             while link.hop.position < link.ledger.end:
                 end = link.ledger.next_end(link.hop.position, exact)
-                await push(self.links, index, end, results_from=link.ledger.end)
+                await push(self.links, index, end, results=None)

@@ -6,6 +6,8 @@ Pure. What a stream tells is what the whole answer is made of, so that the two c
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from swarm.client.generation import Request
 from swarm.client.reply import HopReport, Piece, ResumeReport
 from swarm.gateway.schema import (
@@ -13,15 +15,16 @@ from swarm.gateway.schema import (
     ChoiceProvenance,
     FinishReason,
     FunctionCall,
+    PromptLogprob,
     SwarmHop,
     SwarmResume,
+    TextLogprobs,
     TokenLogprob,
     ToolCall,
-    TopLogprob,
 )
+from swarm.gateway.scores import PromptScores, TokenBytes, characters, told
 from swarm.gateway.tools import Call, ToolParser
-
-TokenBytes = Callable[[int], bytes]
+from swarm.model.head import ScoredToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class News:
     text: str = ""
     calls: tuple[NumberedCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    echo_logprobs: TextLogprobs | None = None  # of its tokens
     offset: int = 0  # characters of the tokens before
     finish_reason: FinishReason | None = None
 
@@ -57,6 +61,9 @@ class Choice:
     echo: str = ""  # of the prompt
     parser: ToolParser | None = None
     token_bytes: TokenBytes | None = None  # None: no log probabilities are told
+    prompt_scores: PromptScores | None = None  # None: none of the prompt's
+    echo_logprobs: TextLogprobs | None = None  # of the prompt's tokens, where it is repeated with them
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET  # of them, by vLLM's name
     output_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     calls: list[NumberedCall] = field(default_factory=list)
@@ -86,10 +93,16 @@ class Choice:
     def push(self, piece: Piece) -> News:
         """Take a piece in; gives what is new."""
         first = not self.output_ids
+        if first:
+            self.token_chars = len(self.echo)
         self.output_ids.append(piece.token_id)
-        logprobs = (self._logprob(piece),) if self.token_bytes else ()
+        logprobs = (
+            (told(self.token_bytes, piece.token_id, piece.logprob, piece.top_logprobs),)
+            if self.token_bytes
+            else ()
+        )
         offset = self.token_chars
-        self.token_chars += sum(len(entry.token) for entry in logprobs)
+        self.token_chars += sum(map(characters, logprobs))
         parts = self.parser.push(piece.text) if self.parser else [piece.text]
         if piece.finish_reason is not None and self.parser:
             parts += self.parser.finish()
@@ -102,8 +115,19 @@ class Choice:
         self.calls += calls
         self.logprobs += logprobs
         self.finish_reason, self.stopped_by = self._finish_reason(piece), piece.stopped_by
-        echo = self.echo if first else ""
-        return News(self.index, first, echo, text, calls, logprobs, offset, self.finish_reason)
+        echo, echo_logprobs = (self.echo, self.echo_logprobs) if first else ("", None)
+        return News(self.index, first, echo, text, calls, logprobs, echo_logprobs, offset, self.finish_reason)
+
+    def end_empty(self, reason: FinishReason) -> News:
+        """It is over without a token; gives what is to be told."""
+        self.finish_reason = reason
+        return News(self.index, True, self.echo, echo_logprobs=self.echo_logprobs, finish_reason=reason)
+
+    def take_scores(self, scored: Sequence[ScoredToken]) -> None:
+        """The prompt is scored. Making what is told of a long one takes up to a second."""
+        if self.prompt_scores is not None:
+            self.echo_logprobs = self.prompt_scores.of_echo(scored)
+            self.prompt_logprobs = self.prompt_scores.by_id(scored)
 
     def provenance(self) -> ChoiceProvenance:
         """How it came about so far."""
@@ -141,16 +165,6 @@ class Choice:
         if piece.finish_reason == "stop" and self.calls:
             return "tool_calls"
         return piece.finish_reason
-
-    def _logprob(self, piece: Piece) -> TokenLogprob:
-        top = [self._top(token_id, logprob) for token_id, logprob in piece.top_logprobs]
-        chosen = self._top(piece.token_id, piece.logprob)
-        return TokenLogprob(token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top_logprobs=top)
-
-    def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        raw = self.token_bytes(token_id) if self.token_bytes else b""
-        # JSON has no minus infinity; OpenAI's stand-in for it is this number
-        return TopLogprob(token=raw.decode(errors="replace"), logprob=max(logprob, -9999.0), bytes=list(raw))
 
 
 def completion_tokens(choices: Sequence[Choice]) -> int:

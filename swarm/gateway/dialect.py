@@ -7,6 +7,7 @@ reply is the same for all of them. Those of other interfaces have files of their
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 import msgspec
@@ -32,9 +33,9 @@ from swarm.gateway.schema import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
-    TopLogprob,
     Usage,
 )
+from swarm.gateway.scores import characters, joined, text_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class ChatDialect(OpenAiDialect):
             choices=[self._choice(choice) for choice in choices],
             usage=head.usage(choices),
             system_fingerprint=head.fingerprint,
+            prompt_logprobs=choices[0].prompt_logprobs,
             swarm=swarm,
         )
 
@@ -193,7 +195,7 @@ class TextDialect(OpenAiDialect):
         choice = TextChoice(
             index=news.index,
             text=text,
-            logprobs=_text_logprobs(news.logprobs, news.offset) if news.logprobs else None,
+            logprobs=joined(news.echo_logprobs, _text_logprobs(news.logprobs, news.offset)),
             finish_reason=news.finish_reason,
         )
         return [_data(self._body([choice], None if self.head.usage_in_stream else UNSET))]
@@ -208,8 +210,9 @@ class TextDialect(OpenAiDialect):
             TextChoice(
                 index=choice.index,
                 text=choice.echo + choice.text,
-                logprobs=_text_logprobs(choice.logprobs) if choice.token_bytes else None,
+                logprobs=joined(choice.echo_logprobs, _text_logprobs(choice.logprobs, len(choice.echo))),
                 finish_reason=choice.finish_reason,
+                prompt_logprobs=choice.prompt_logprobs,
             )
             for choice in choices
         ]
@@ -237,21 +240,6 @@ def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
     return ChatLogprobs(content=list(logprobs)) if logprobs else None
 
 
-def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int = 0) -> TextLogprobs:
-    offsets = []
-    for entry in logprobs:
-        offsets.append(offset)
-        offset += len(entry.token)
-    return TextLogprobs(
-        tokens=[entry.token for entry in logprobs],
-        token_logprobs=[entry.logprob for entry in logprobs],
-        top_logprobs=[{_name(top): top.logprob for top in entry.top_logprobs} for entry in logprobs],
-        text_offset=offsets,
-    )
-
-
-def _name(top: TopLogprob) -> str:
-    """A token's text; parts of characters, which have none, by their bytes, as OpenAI writes them."""
-    if "\ufffd" not in top.token:
-        return top.token
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in top.bytes)
+def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> TextLogprobs | None:
+    offsets = [*accumulate(map(characters, logprobs), initial=offset)][:-1]
+    return text_logprobs(logprobs, offsets) if logprobs else None

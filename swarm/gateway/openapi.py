@@ -27,6 +27,8 @@ from swarm.gateway.schema import (
     CompletionRequest,
     Detokenized,
     DetokenizeRequest,
+    EmbeddingRequest,
+    Embeddings,
     ErrorBody,
     Health,
     ModelEntry,
@@ -39,7 +41,7 @@ from swarm.gateway.schema import (
 _BODIES = (
     ChatRequest, CompletionRequest, ChatCompletion, ChatChunk, TextCompletion,
     ModelEntry, ModelList, ErrorBody, Health, Cancelled,
-    TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized,
+    TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized, EmbeddingRequest, Embeddings,
     ResponsesRequest, Response, ResponseEvent, DeletedResponse,
     MessagesRequest, Message, MessagesEvent, MessagesError, CountTokensRequest, TokenCount,
 )  # fmt: skip
@@ -139,6 +141,7 @@ def _paths() -> Schema:
                 "responses": _answers(_either(Cancelled, Response), (401, 403, 404)),
             }
         },
+        "/v1/embeddings": {"post": _asking("embed", "Texts to vectors.", EmbeddingRequest, Embeddings)},
         "/tokenize": {"post": _asking("tokenize", "Text or a chat to tokens.", TokenizeRequest, Tokenized)},
         "/detokenize": {"post": _asking("detokenize", "Tokens to text.", DetokenizeRequest, Detokenized)},
         "/v1/models": {"get": _reading("listModels", "List the models.", ModelList, (401, 403))},

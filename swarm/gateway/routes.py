@@ -15,6 +15,7 @@ from swarm.gateway.body import BodyRules, read_body
 from swarm.gateway.choices import Choice
 from swarm.gateway.constrain import Grammar
 from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
+from swarm.gateway.embeddings import answer, embed
 from swarm.gateway.forms import Form
 from swarm.gateway.gate import Gate
 from swarm.gateway.instruments import Instruments
@@ -34,6 +35,7 @@ from swarm.gateway.schema import (
     CompletionRequest,
     Detokenized,
     DetokenizeRequest,
+    EmbeddingRequest,
     Health,
     ModelList,
     Tokenized,
@@ -75,6 +77,7 @@ class Api:
             web.get("/v1/responses/{id}", self.resume),
             web.delete("/v1/responses/{id}", self.delete),
             web.post("/v1/responses/{id}/cancel", self.cancel),
+            web.post("/v1/embeddings", self.embed),
             web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
             web.get("/v1/models", self.list_models),
@@ -176,6 +179,20 @@ class Api:
         tokens = await tokenize(body, hosted, partial(self.bench.run, request[KEY]))
         room = hosted.client.model.config.context_length
         return _json(Tokenized(tokens=tokens, count=len(tokens), max_model_len=room))
+
+    async def embed(self, request: web.Request) -> web.Response:
+        """POST /v1/embeddings"""
+        body = await read_body(request, EmbeddingRequest, self.rules)
+        hosted = self._hosted(body.model)
+        self.gate.check_rate(request[KEY])
+        pooling, inputs = await embed(body, hosted, partial(self.bench.run, request[KEY]))
+        await hosted.require_whole()
+        slot = await self.gate.enter(request[KEY])
+        self.instruments.note_prompt(hosted.name, sum(map(len, inputs)))
+        try:
+            return _json(await answer(body, hosted, pooling, inputs, self.deadline_s))
+        finally:
+            slot.release()
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /detokenize"""
@@ -282,7 +299,7 @@ class Api:
     async def _new_reply(
         self, request: web.Request, body: CommonRequest, hosted: HostedModel, task: Task, dialect: Dialect
     ) -> LiveReply:
-        vocabulary = await hosted.vocabulary() if task.top_logprobs is not None else None
+        vocabulary = await hosted.vocabulary() if task.tells_logprobs else None
         plan = ReplyPlan(
             head=dialect.head,
             dialect=dialect,
@@ -300,7 +317,8 @@ class Api:
                 echo=task.echoes[index] if task.echoes else "",
                 new_call_id=lambda: f"{dialect.call_prefix}_{secrets.token_hex(12)}",
                 parser=make_parser(task.tool_style, task.tool_names) if task.tool_style else None,
-                token_bytes=vocabulary.token_bytes if vocabulary else None,
+                token_bytes=vocabulary.token_bytes if vocabulary and task.top_logprobs is not None else None,
+                prompt_scores=task.prompt_scores(index, vocabulary.token_bytes) if vocabulary else None,
             )
             for index, each in enumerate(task.requests)
         ]

@@ -53,6 +53,9 @@ class AnyRequest(Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     include_swarm: Annotated[bool, Meta(description="Tell which peers answered.")] | None = None
+    prompt_logprobs: (
+        Annotated[int, Meta(ge=0, le=20, description="Score the prompt; not in a stream.")] | None
+    ) = None
     background: (
         Annotated[bool, Meta(description="Go on without a reader; read it at /v1/responses/{id}.")] | None
     ) = None
@@ -195,6 +198,7 @@ class CompletionRequest(CommonRequest, kw_only=True):
     """The body of POST /v1/completions. `prompt`: text, token ids, or a list of either."""
 
     prompt: Text | Annotated[list[Text | TokenId | list[TokenId]], Meta(min_length=1, max_length=2**20)]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=16)] | None = None
@@ -234,6 +238,40 @@ class Detokenized(Struct, kw_only=True):
     prompt: str
 
 
+class EmbeddingRequest(Struct, kw_only=True):
+    """The body of POST /v1/embeddings. `input`: text, token ids, or a list of either."""
+
+    model: Text
+    input: Text | Annotated[list[Text | TokenId | list[TokenId]], Meta(min_length=1, max_length=2**20)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None  # accepted and without effect
+
+
+class Embedding(Struct, kw_only=True):
+    """One vector: numbers, or as base64 of little-endian fp32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, kw_only=True):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct, kw_only=True):
+    """The answer to POST /v1/embeddings."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Usage(Struct, kw_only=True):
     """Tokens of all choices."""
 
@@ -270,6 +308,14 @@ class TextLogprobs(Struct, kw_only=True):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(Struct, kw_only=True):
+    """A token of the prompt, or one that was likelier there; rank 1 is the likeliest. Names are vLLM's."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class SwarmHop(Struct, kw_only=True):
@@ -344,6 +390,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     swarm: Provenance | UnsetType = UNSET
 
 
@@ -400,6 +447,7 @@ class TextChoice(Struct, kw_only=True):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class TextCompletion(Struct, kw_only=True):

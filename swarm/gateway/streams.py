@@ -207,7 +207,7 @@ class LiveReply:
                 )
             )
         except BaseExceptionGroup as group:
-            self._end(_first_refusal(group))
+            self._end(first_refusal(group))
         finally:
             slot.release()
             self.idle_since = None if self._readers else _now()
@@ -220,6 +220,7 @@ class LiveReply:
             async for piece in generation:
                 now, is_first = _now(), not choice.output_ids
                 if is_first:
+                    await _take_scores(choice, generation)
                     choice.ttft_s, choice.first_at = round(now - started_at, 4), now
                 since_last_s = None if is_first or not choice.last_at else now - choice.last_at
                 self.instruments.note_token(model, since_last_s, choice.ttft_s if is_first else None)
@@ -228,13 +229,24 @@ class LiveReply:
                 choice.resumes = earlier + generation.resumes
                 self._tell(*plan.dialect.events(choice.push(piece)))
                 self._tell_chain(is_first)
+            if not choice.output_ids:
+                await self._end_empty(choice, generation)
         finally:
             await generation.aclose()
         self.instruments.note_end(model, choice, _now() - started_at)
 
+    async def _end_empty(self, choice: Choice, generation: Generation) -> None:
+        """No token was asked for."""
+        choice.hops, choice.resumes = generation.reply.hops, generation.reply.resumes
+        await _take_scores(choice, generation)
+        news = choice.end_empty(generation.reply.finish_reason)
+        self._tell(*map(msgspec.json.encode, self.plan.dialect.events(news)))
+
     def _generation(self, choice: Choice) -> Generation:
         plan = self.plan
         request: Request = replace(choice.request, output_ids=tuple(choice.output_ids))
+        if choice.output_ids:  # the prompt is scored
+            request = replace(request, prompt_logprobs=None)
         if plan.grammar is not None:
             request = replace(request, allowed=plan.grammar.follow())
         return plan.client.begin(request)
@@ -280,7 +292,12 @@ class LiveReply:
         )
 
 
-def _first_refusal(group: BaseExceptionGroup[BaseException]) -> Refusal:
+async def _take_scores(choice: Choice, generation: Generation) -> None:
+    if choice.prompt_scores is not None:
+        await asyncio.to_thread(choice.take_scores, generation.prompt_logprobs)
+
+
+def first_refusal(group: BaseExceptionGroup[BaseException]) -> Refusal:
     """The answer for choices that failed together."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):

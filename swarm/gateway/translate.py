@@ -4,7 +4,7 @@ Knows OpenAI's fields and the model's limits, and no HTTP.
 """
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -23,12 +23,14 @@ from swarm.gateway.schema import (
     TokenizeRequest,
     Tool,
 )
+from swarm.gateway.scores import PromptScores, TokenBytes, offsets_of
 from swarm.model.sampling import Sampling
 
 Result = TypeVar("Result")
 
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 MAX_CHOICES = 64
+MAX_SCORES = 2**18  # of a request's prompts: what is told of them takes some hundred megabytes
 _BYTES_PER_NUMBER = 36  # and its place in a list
 _SAMPLED = (
     "temperature", "top_p", "top_k", "min_p", "seed",
@@ -47,14 +49,31 @@ class Task:
     tool_style: tools.Style | None = None  # None: calls are not looked for
     tool_names: frozenset[str] = frozenset()
     echoes: tuple[str, ...] = ()  # the prompt of each choice, where it is to be repeated
+    echo_offsets: tuple[tuple[int, ...], ...] = ()  # where its tokens begin, where these are told
+    prompt_logprobs: int | None = None  # as `top_logprobs`, of the prompt by vLLM's name
     prompt_field: str = "messages"
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether tokens are told with how likely they were."""
+        return self.top_logprobs is not None or self.prompt_logprobs is not None
+
+    def prompt_scores(self, index: int, token_bytes: TokenBytes) -> PromptScores | None:
+        """How the scores of a choice's prompt are told, where they are."""
+        request = self.requests[index]
+        if request.prompt_logprobs is None:
+            return None
+        offsets = self.echo_offsets[index] if self.echo_offsets else ()
+        echo_top = self.top_logprobs if offsets else None
+        return PromptScores(token_bytes, request.prompt_ids, echo_top, offsets, self.prompt_logprobs)
 
     @property
     def size_bytes(self) -> int:
         """The memory that it holds, about; prompt and settings are the same for all choices of a prompt."""
         request = self.requests[0]
         texts = sum(map(sys.getsizeof, (*request.stop, *self.echoes)))
-        return texts + _BYTES_PER_NUMBER * (self.prompt_tokens + len(request.sampling.logit_bias))
+        numbers = self.prompt_tokens + len(request.sampling.logit_bias)
+        return texts + _BYTES_PER_NUMBER * (numbers + sum(map(len, set(self.echo_offsets))))
 
 
 class Run(Protocol):
@@ -67,6 +86,7 @@ async def chat_task(body: ChatRequest, hosted: HostedModel, run: Run) -> Task:
     """Read a chat. Raises a `Refusal` or another `SwarmError` for what cannot be done."""
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs", "top_logprobs is set without logprobs", "Set logprobs to true.")
+    _check_whole(body)
     return await run(lambda: _read_chat(body, hosted))
 
 
@@ -76,6 +96,7 @@ async def completion_task(body: CompletionRequest, hosted: HostedModel, run: Run
         raise bad("suffix", "The model cannot fill a gap before a suffix", "Leave suffix out.", "unsupported")
     if body.best_of not in (None, body.n or 1):
         raise bad("best_of", "best_of other than n is not supported", "Leave it out.", "unsupported")
+    _check_whole(body)
     return await run(lambda: _read_completion(body, hosted))
 
 
@@ -108,6 +129,16 @@ async def detokenize(body: DetokenizeRequest, hosted: HostedModel, run: Run) -> 
     return await run(lambda: tokenizer.decode(ids, skip_special_tokens=False))
 
 
+def _check_whole(body: CommonRequest) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise bad(
+            "prompt_logprobs",
+            "prompt_logprobs are not told in a stream",
+            "Leave stream out, or ask a completion for echo and logprobs.",
+            "unsupported",
+        )
+
+
 def _encoded(prompt: str, hosted: HostedModel, *, add_special_tokens: bool) -> list[int]:
     try:
         return hosted.encoder.encode(prompt, add_special_tokens=add_special_tokens)
@@ -122,6 +153,7 @@ def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
     prompt_ids = _chat_ids(body, hosted, offered)
     wanted = body.max_completion_tokens or body.max_tokens
     template = _request(body, hosted, prompt_ids, wanted, body.top_logprobs or 0)
+    template = replace(template, prompt_logprobs=body.prompt_logprobs)
     task = Task(
         requests=_copies(template, body.n or 1),
         prompt_tokens=len(prompt_ids),
@@ -129,6 +161,7 @@ def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
         form=form,
         tool_style=style,
         tool_names=frozenset(tool.function.name for tool in offered),
+        prompt_logprobs=body.prompt_logprobs,
     )
     _check(task, hosted)
     return task
@@ -140,17 +173,25 @@ def _offered(body: ChatRequest) -> list[Tool]:
 
 def _read_completion(body: CompletionRequest, hosted: HostedModel) -> Task:
     n = body.n or 1
-    prompts = _prompts(body.prompt, n, hosted)
-    wanted = body.max_tokens or COMPLETION_TOKENS
+    prompts = read_prompts(body.prompt, hosted, "prompt", n=n)
+    wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    tops = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    scored = max((top for top in tops if top is not None), default=None)
     requests: list[Request] = []
     for prompt in prompts:
-        requests += _copies(_request(body, hosted, prompt, wanted, body.logprobs or 0), n)
+        request = _request(body, hosted, prompt, wanted, body.logprobs or 0)
+        requests += _copies(replace(request, prompt_logprobs=scored), n)
+    tokenizer = hosted.client.model.tokenizer
     task = Task(
         requests=tuple(requests),
         prompt_tokens=sum(map(len, prompts)),
         top_logprobs=body.logprobs,
         form=form_of(body.structured_outputs) if body.structured_outputs else None,
         echoes=_echoes(requests, hosted) if body.echo else (),
+        echo_offsets=_each((offsets_of(prompt, tokenizer) for prompt in prompts), n)
+        if body.echo and body.logprobs is not None
+        else (),
+        prompt_logprobs=body.prompt_logprobs,
         prompt_field="prompt",
     )
     _check(task, hosted)
@@ -224,8 +265,24 @@ def _copies(request: Request, n: int) -> tuple[Request, ...]:
     return tuple(replace(request, sampling=replace(request.sampling, seed=each)) for each in seeds)
 
 
+def _each(values: Iterable[Result], n: int) -> tuple[Result, ...]:
+    """Of every prompt, for each of its `n` choices."""
+    return tuple(value for value in values for _ in range(n))
+
+
 def _check(task: Task, hosted: HostedModel) -> None:
     """What can be known before the first token."""
+    scores = sum(
+        len(request.prompt_ids) * (request.prompt_logprobs + 1)
+        for request in task.requests
+        if request.prompt_logprobs is not None
+    )
+    if scores > MAX_SCORES:
+        raise bad(
+            task.prompt_field,
+            f"The prompts have {scores} log probabilities; {MAX_SCORES} are told at once",
+            "Send fewer prompts in one request, or ask for fewer of each token.",
+        )
     for request in task.requests:
         try:
             check_request(request, hosted.client.voice)
@@ -240,20 +297,23 @@ def _chat_ids(body: ChatRequest, hosted: HostedModel, offered: Sequence[Tool]) -
         raise bad("messages", error.what, error.fix, error.code) from error
 
 
-def _prompts(prompt: str | list[Any], n: int, hosted: HostedModel) -> list[list[int]]:
-    """The prompts of a completion, as token ids. They are counted before they are looked at."""
+def read_prompts(
+    prompt: str | list[Any], hosted: HostedModel, param: str, limit: int = MAX_CHOICES, n: int = 1
+) -> list[list[int]]:
+    """Texts or token ids as lists of token ids, counted before they are looked at. Raises a `Refusal`."""
     kinds = {str} if isinstance(prompt, str) else {type(item) for item in prompt}
     if kinds == {int}:
-        return [_ids(prompt, hosted)]
+        return [_ids(prompt, hosted, param)]
     if len(kinds) != 1 or not all(prompt):
-        raise bad("prompt", "The list mixes texts and token ids, or holds an empty list", "Send one kind.")
+        raise bad(param, "The list mixes texts and token ids, or holds an empty list", "Send one kind.")
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    if len(prompts) * n > MAX_CHOICES:
-        raise bad("prompt", f"{len(prompts)} prompts with n = {n} are more than {MAX_CHOICES} choices")
-    return [_ids(each, hosted) for each in prompts]
+    if len(prompts) * n > limit:
+        times = f" with n = {n}" if n > 1 else ""
+        raise bad(param, f"{len(prompts)} of {param}{times} are more than {limit}", "Send fewer at once.")
+    return [_ids(each, hosted, param) for each in prompts]
 
 
-def _ids(prompt: str | list[int], hosted: HostedModel) -> list[int]:
+def _ids(prompt: str | list[int], hosted: HostedModel, param: str) -> list[int]:
     try:
         if isinstance(prompt, str):
             return hosted.encoder.encode(prompt)
@@ -264,5 +324,5 @@ def _ids(prompt: str | list[int], hosted: HostedModel) -> list[int]:
                 "Shorten the prompt.",
             )
     except RequestError as error:
-        raise bad("prompt", error.what, error.fix, error.code) from error
-    return _known(prompt, "prompt", hosted.client.model.config.vocab_size)
+        raise bad(param, error.what, error.fix, error.code) from error
+    return _known(prompt, param, hosted.client.model.config.vocab_size)

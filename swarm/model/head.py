@@ -4,14 +4,25 @@ The client holds them; peers never do. Knows no blocks and no sampling.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swarm.errors import RequestError
+from swarm.errors import ModelError, RequestError
 from swarm.model.config import ModelConfig
 from swarm.model.layers import rms_norm
 from swarm.model.linear.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token of a given text, and how likely the model held it to be after those before it."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the likeliest
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
 
 
 class Head:
@@ -48,5 +59,30 @@ class Head:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [tokens, vocab] in fp32 from the last block's hidden states [tokens, hidden]."""
-        normed = rms_norm(hidden.to(self.dtype), self._norm, self.config.rms_norm_eps)
-        return self._lm_head(normed).to(torch.float32)
+        return self._lm_head(self.normed(hidden)).to(torch.float32)
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last block's hidden states [tokens, hidden] behind the final norm."""
+        return rms_norm(hidden.to(self.dtype), self._norm, self.config.rms_norm_eps)
+
+    @torch.inference_mode()
+    def score(self, hidden: Tensor, following: Sequence[int], top: int) -> list[ScoredToken]:
+        """How likely each of the `following` ids was after its row of hidden states [tokens, hidden].
+
+        `top` likeliest tokens are told with each. Raises `ModelError` for logits that are not numbers.
+        """
+        logits = self.logits(hidden)  # [tokens, vocab]
+        totals = logits.logsumexp(1, keepdim=True)
+        if not bool(totals.isfinite().all()):
+            raise ModelError("The logits are not numbers", "A peer may have computed wrongly; ask again.")
+        own = logits.gather(1, torch.tensor(following, dtype=torch.long).unsqueeze(1))
+        ranks = (logits > own).sum(1) + 1
+        values, ids = logits.topk(min(top, logits.shape[1]), dim=1)
+        tops = zip(ids.tolist(), (values - totals).tolist(), strict=True)
+        return [
+            ScoredToken(token_id, logprob, rank, tuple(zip(*likeliest, strict=True)))
+            for token_id, [logprob], rank, likeliest in zip(
+                following, (own - totals).tolist(), ranks.tolist(), tops, strict=True
+            )
+        ]

@@ -44,6 +44,8 @@ _OTHERS = (
     *OLDER_FILES,
     "chat_template.jinja",
     MANIFEST_FILE,  # where somebody who has all of the model put it
+    "modules.json",
+    "*_Pooling/config.json",
     "additional_chat_templates/*.jinja",
 )
 _SNAPSHOT = re.compile(r"(/.+)/models--(.+?)--(.+)/snapshots/([0-9a-f]{40})/config\.json")

@@ -94,8 +94,10 @@ def _python_of(name: str) -> Path:
     with FileLock(ENVIRONMENTS / f"{name}.lock"):
         if not stamp.exists() or stamp.read_text() != digest:
             _uv("venv", "--clear", "--python", sys.executable, str(folder))
-            only = ("--require-hashes", "--only-binary", ":all:")
-            _uv("pip", "install", "--python", str(python), *only, "--requirement", str(wanted))
+            install = ("pip", "install", "--python", str(python), "--require-hashes")
+            tools = ROOT / "requirements" / "build.txt"  # what comes as source is built with these alone
+            _uv(*install, "--only-binary", ":all:", "--requirement", str(tools))
+            _uv(*install, "--no-build-isolation", "--requirement", str(wanted))
             stamp.write_text(digest)
     return python
 

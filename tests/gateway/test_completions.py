@@ -54,4 +54,4 @@ async def test_log_probabilities_have_an_offset_for_each_token_also_in_a_stream(
     assert whole["tokens"][:5] == list("hello")
     assert whole["text_offset"][:5] == [0, 1, 2, 3, 4]
     assert [entry["text_offset"][0] for entry in told] == whole["text_offset"]
-    assert all(len(top) == 2 for top in whole["top_logprobs"])
+    assert all(len(top) in (2, 3) for top in whole["top_logprobs"])
