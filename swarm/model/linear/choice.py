@@ -6,6 +6,7 @@ meets all of them. Measured on weights of its own, which together do not fit in 
 """
 
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -118,6 +119,14 @@ def matters(shape: Shape) -> bool:
     return shape.outputs * shape.inputs >= _LEAST_ELEMENTS
 
 
+def known_kernels(form: Form) -> str:
+    """Names what there is to choose from, so that a version that knows more chooses anew."""
+    names = " ".join(
+        f"{layout.name}({kernel.name})" for layout in candidates(form) for kernel in layout.kernels
+    )
+    return f"{zlib.crc32(names.encode()):08x}"
+
+
 def candidates(form: Form) -> list[Layout]:
     """The layouts that a weight may get."""
     return [
@@ -129,8 +138,10 @@ def candidates(form: Form) -> list[Layout]:
     ]
 
 
-def measure_choice(shape: Shape, form: Form, clock: Callable[[], float] = time.perf_counter) -> Choice:
+def measure_choice(shape: Shape, form: Form) -> Choice:
     """Measure all candidates for a weight, with the threads that torch is set to, and take the best."""
+    # A thread's own time does not run while others have its core; of several threads it tells too little.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     surplus = max(0, shape.outputs - max(_ALIGNED_OUTPUTS, _MOST_ELEMENTS // shape.inputs))
     part = Shape(shape.outputs - surplus // _ALIGNED_OUTPUTS * _ALIGNED_OUTPUTS, shape.inputs)
     weight = _some(part.outputs, part.inputs, form.dtype) * part.inputs**-0.5
