@@ -16,6 +16,7 @@ from swarm.model.compute import Compute
 from swarm.model.span import SpanModel, SpanStep
 from swarm.peer.scheduler import SLICE_TOKENS, PendingStep, Scheduler, Slice
 from swarm.peer.sessions import PeerSession
+from swarm.peer.throughput import ThreadControl
 
 _logger = logging.getLogger(__name__)
 
@@ -47,11 +48,16 @@ class Executor:
     """The peer's engine: `run` forever in one task, `step` from many."""
 
     def __init__(
-        self, model: SpanModel, compute: Compute, on_step: Callable[[StepResult], None] = lambda result: None
+        self,
+        model: SpanModel,
+        compute: Compute,
+        on_step: Callable[[StepResult], None] = lambda result: None,
+        threads: ThreadControl | None = None,
     ) -> None:
         self._model = model
         self._compute = compute
         self._on_step = on_step
+        self._threads = threads
         # Bits hang on the shapes that are computed. In fp32 no token hangs on them, so a spare may be
         # cut finer than an active session; elsewhere it must not be.
         plain = model.dtype == torch.float32 and model.quantization == "none"
@@ -72,6 +78,8 @@ class Executor:
             batch = self._scheduler.next_batch()
             if not batch:
                 self._work.clear()
+                if self._threads is not None:
+                    await self._threads.rest()
                 await self._work.wait()
                 continue
             await self._run_batch(batch)
@@ -141,6 +149,8 @@ class Executor:
         elapsed_s = loop.time() - started_at
         for (part, job), output in zip(parts, outputs, strict=True):
             self._deliver(part, job, output, elapsed_s)
+        if self._threads is not None:
+            await self._threads.note(sum(part.end - part.start for part, _ in parts), elapsed_s)
 
     def _deliver(self, part: Slice, job: _Job, output: torch.Tensor, elapsed_s: float) -> None:
         job.outputs.append(output)

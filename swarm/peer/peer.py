@@ -22,7 +22,7 @@ from swarm.peer.handler import Hosting, SessionHandler
 from swarm.peer.metrics import PeerMetrics
 from swarm.peer.sessions import SessionLimits, SessionTable
 from swarm.peer.sleep import SleepWatch
-from swarm.peer.throughput import Throughput
+from swarm.peer.throughput import ThreadControl, Throughput
 from swarm.wire.messages import SESSION_PROTOCOL
 
 EXPIRE_EVERY_S = 5.0
@@ -46,8 +46,8 @@ class Peer:
     ) -> None:
         """`clock`: seconds that go on while the machine sleeps, as peer/sleep.boot_clock."""
         self.announcer = announcer
-        self.throughput = throughput
-        self.executor = Executor(model, compute, instruments.note_step)
+        self.threads = ThreadControl(model, compute, throughput)
+        self.executor = Executor(model, compute, instruments.note_step, self.threads)
         self.sessions = SessionTable(model, limits)
         announcer.computes_with(model.kernels)
         profile = announcer.profile
@@ -131,8 +131,8 @@ class Peer:
 
     def _load(self) -> Load:
         return Load(
-            decode_tokens_per_s=self.throughput.decode_tokens_per_s,
-            prefill_tokens_per_s=self.throughput.prefill_tokens_per_s,
+            decode_tokens_per_s=self.threads.throughput.decode_tokens_per_s,
+            prefill_tokens_per_s=self.threads.throughput.prefill_tokens_per_s,
             free_tokens=self.sessions.free_tokens,
             queue_depth=self.executor.queue_depth,
             sessions_resumed=self.sessions.resumed_total,

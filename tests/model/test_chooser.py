@@ -61,13 +61,14 @@ def test_small_weights_are_not_measured(tmp_path):
         lambda patch: patch.setattr("swarm.model.linear.chooser.processor", lambda: "another"),
         lambda patch: patch.setattr("swarm.model.linear.chooser.build", lambda: "1.0"),
         lambda patch: patch.setattr(torch, "get_num_threads", lambda: 77),
+        lambda patch: patch.delitem(LAYOUTS, "transposed"),
     ],
-    ids=["processor", "torch", "threads"],
+    ids=["processor", "torch", "threads", "kernels"],
 )
 def test_another_machine_or_build_is_measured_anew(tmp_path, monkeypatch, change):
     MeasuringChooser(tmp_path, Measuring()).choose([LARGE], FORM)
     change(monkeypatch)
-    measuring = Measuring()
+    measuring = Measuring(Choice("plain", ("linear",) * 4))
     MeasuringChooser(tmp_path, measuring).choose([LARGE], FORM)
     assert measuring.asked == [(LARGE, FORM)]
 

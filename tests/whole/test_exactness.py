@@ -94,7 +94,7 @@ def test_who_computes_with_the_same_kernels_takes_over(virtual_swarm):
             context = swarm.client(ClientOptions(spares="off")).conversation().context
             await context.move_to(PROMPT)
             slow, fast = await swarm.add_peers([Span(0, 6), Span(0, 6)])
-            slow.peer.throughput = replace(slow.peer.throughput, decode_tokens_per_s=1.0)
+            slow.peer.threads.throughput = replace(slow.peer.threads.throughput, decode_tokens_per_s=1.0)
             fast.peer.announcer.computes_with("others")
             fast.peer.handler._hosting = replace(fast.peer.handler._hosting, kernels="others")
             for hosted in (slow, fast):

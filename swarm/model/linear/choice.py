@@ -6,6 +6,7 @@ meets all of them. Measured on weights of its own, which together do not fit in 
 """
 
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,7 +44,8 @@ LAYOUTS = {
 ROW_CLASSES = (1, 8, 64, None)  # most rows of each; None: any number
 _ROWS = (1, 4, 32, 128)  # measured for each class
 _WEIGHTS = (4, 2, 1, 2)  # of each class, when a layout is judged: most steps are of one row
-_MOST_OUTPUT_ELEMENTS = 2**22  # of a weight: of a larger one a part is measured
+_MOST_ELEMENTS = 2**22  # of a weight: of a larger one a part is measured,
+_ALIGNED_OUTPUTS = 64  # shorter by a multiple of this, so that what suits one suits the other
 _PASS_ELEMENTS = (3 * 2**21, 3 * 2**21, 2**21, 2**20)  # gone through at a time, by class
 _ROUNDS, _MOST_ROUNDS, _ROUNDS_S = 3, 12, 0.05
 _LEAST_ELEMENTS = 2**17  # of a weight for which it matters
@@ -52,6 +54,7 @@ _ROUNDING = {
     torch.bfloat16: 2**-8,
     torch.float16: 2**-10,
 }  # allowed, of |rows| @ |weight|
+_NOT_HERE = (RuntimeError, AttributeError, NotImplementedError)  # how torch says that it has no such thing
 _INT8_ROUNDING = 2**-12  # of its rows, which are in two parts of 8 bits
 _INT4_ROUNDING = 2**-7  # its rows are in bf16
 
@@ -116,6 +119,14 @@ def matters(shape: Shape) -> bool:
     return shape.outputs * shape.inputs >= _LEAST_ELEMENTS
 
 
+def known_kernels(form: Form) -> str:
+    """Names what there is to choose from, so that a version that knows more chooses anew."""
+    names = " ".join(
+        f"{layout.name}({kernel.name})" for layout in candidates(form) for kernel in layout.kernels
+    )
+    return f"{zlib.crc32(names.encode()):08x}"
+
+
 def candidates(form: Form) -> list[Layout]:
     """The layouts that a weight may get."""
     return [
@@ -127,9 +138,12 @@ def candidates(form: Form) -> list[Layout]:
     ]
 
 
-def measure_choice(shape: Shape, form: Form, clock: Callable[[], float] = time.perf_counter) -> Choice:
+def measure_choice(shape: Shape, form: Form) -> Choice:
     """Measure all candidates for a weight, with the threads that torch is set to, and take the best."""
-    part = Shape(min(shape.outputs, max(64, _MOST_OUTPUT_ELEMENTS // shape.inputs)), shape.inputs)
+    # A thread's own time does not run while others have its core; of several threads it tells too little.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    surplus = max(0, shape.outputs - max(_ALIGNED_OUTPUTS, _MOST_ELEMENTS // shape.inputs))
+    part = Shape(shape.outputs - surplus // _ALIGNED_OUTPUTS * _ALIGNED_OUTPUTS, shape.inputs)
     weight = _some(part.outputs, part.inputs, form.dtype) * part.inputs**-0.5
     usable = {layout.name: kernels for layout in candidates(form) if (kernels := _usable(layout, weight))}
     with torch.inference_mode():
@@ -169,16 +183,16 @@ def _usable(layout: Layout, weight: Tensor) -> dict[int, list[Kernel]]:
     """By class, the kernels that there are here and that are exact enough; empty if a class has none."""
     try:
         packed = layout.pack(weight)
-        kernels = {
-            index: [
-                kernel
-                for kernel in _kernels_for(layout, index, weight.dtype)
-                if is_exact(layout, kernel, packed, weight, rows)
-            ]
-            for index, rows in enumerate(_ROWS)
-        }
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except _NOT_HERE:
         return {}
+    kernels = {
+        index: [
+            kernel
+            for kernel in _kernels_for(layout, index, weight.dtype)
+            if is_exact(layout, kernel, packed, weight, rows)
+        ]
+        for index, rows in enumerate(_ROWS)
+    }
     return kernels if all(kernels.values()) else {}
 
 
@@ -192,15 +206,16 @@ def _kernels_for(layout: Layout, index: int, dtype: torch.dtype) -> list[Kernel]
 
 
 def is_exact(layout: Layout, kernel: Kernel, packed: Packed, weight: Tensor, rows: int) -> bool:
-    """Whether a kernel rounds no worse than its number format must, also where values are large and small.
-
-    A kernel that computes in a narrower format, or saturates, does not pass.
-    """
+    """Whether a kernel is there and rounds no worse than its number format must, also where all values are
+    as large as they can be: one that computes in a narrower format, or saturates, does not pass."""
     x = _some(rows, weight.shape[1], weight.dtype)
-    x[0] = x[0].sign()  # all as large as they can be
+    x[0] = x[0].sign()
     exact_weight = stands_for(weight, layout.quantization).double()
-    with torch.inference_mode():
-        error = (kernel.run(x, packed, None).double() - x.double() @ exact_weight.T).abs()
+    try:
+        with torch.inference_mode():
+            error = (kernel.run(x, packed, None).double() - x.double() @ exact_weight.T).abs()
+    except _NOT_HERE:
+        return False
     size = x.double().abs() @ exact_weight.abs().T
     rounding = _ROUNDING[weight.dtype]
     if layout.quantization != "none":

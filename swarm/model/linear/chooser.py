@@ -25,6 +25,7 @@ from swarm.model.linear.choice import (
     Shape,
     candidates,
     form_of,
+    known_kernels,
     matters,
     measure_choice,
     plain_choice,
@@ -107,13 +108,15 @@ def known_choices(folder: Path) -> dict[str, Choice]:
     """What was measured on this machine with this build of torch, by threads, format and shape."""
     own = f"{processor()} | torch {build()} | "
     known = MeasuringChooser(folder).known()
-    return {key.removeprefix(own): choice for key, choice in known.items() if key.startswith(own)}
+    told = {key.removeprefix(own): choice for key, choice in known.items() if key.startswith(own)}
+    return {key.rpartition(" | ")[0]: choice for key, choice in told.items()}
 
 
 def _key(shape: Shape, form: Form) -> str:
     kind = dtype_name(form.dtype) + ("" if form.quantization == "none" else f"+{form.quantization}")
     legible = " legible" if form.legible else ""
-    return f"{processor()} | torch {build()} | {torch.get_num_threads()} threads | {kind} {shape}{legible}"
+    measured = f"{torch.get_num_threads()} threads | {kind} {shape}{legible} | of {known_kernels(form)}"
+    return f"{processor()} | torch {build()} | {measured}"
 
 
 def _is_known(known: Mapping[str, Choice], shape: Shape, form: Form) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from swarm.model.linear.layouts import FLOATS, Kernel, Layout, Packed
+from swarm.model.linear.layouts import FLOATS, Kernel, Layout, Packed, Run
 
 GROUP = 32  # inputs that share a scale in 4 bits
 INT4_OUTPUTS = 16  # a weight in 4 bits has a multiple of so many
@@ -161,6 +161,43 @@ def _int4_mm(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     return (product if bias is None else product.add_(bias)).to(rows.dtype)
 
 
+def _int4_widen(block: int) -> Run:
+    """In bf16, a part of the weight at a time: the kernel for 4 bits takes as long for each row as for one.
+
+    `block`: outputs that torch's order of the codes keeps together, twice as many as bytes for one input; the
+    low halves of the bytes are the first of them. It depends on the processor, so it is tried out before use.
+    """
+
+    def run(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+        codes, grouped = packed
+        groups, outputs, _ = grouped.shape
+        pairs = codes.view(torch.uint8).view(outputs // block, groups, GROUP, block // 2)
+        scales = grouped[:, :, 0].unsqueeze(1).contiguous()  # [groups, 1, out]
+        offsets = torch.sub(grouped[:, :, 1], grouped[:, :, 0], alpha=8).unsqueeze(1)
+        product = torch.empty(len(rows), outputs, dtype=torch.bfloat16)
+        narrow = rows.to(torch.bfloat16)
+        step = max(1, _PART_ELEMENTS // (groups * GROUP * block))
+        for first in range(0, len(pairs), step):
+            wide = _in_bf16(pairs[first : first + step])
+            part = slice(first * block, (first + step) * block)
+            torch.addcmul(offsets[:, :, part], wide, scales[:, :, part], out=wide)
+            product[:, part] = narrow @ wide.view(groups * GROUP, -1)
+        return (product if bias is None else product.add_(bias)).to(rows.dtype)
+
+    return run
+
+
+def _in_bf16(pairs: Tensor) -> Tensor:
+    """The codes [groups, GROUP, out] that bytes [blocks, groups, GROUP, half a block] hold."""
+    blocks, groups, _, half = pairs.shape
+    halves = torch.empty(blocks, 2, groups, GROUP, half, dtype=torch.uint8)
+    torch.bitwise_and(pairs, 15, out=halves[:, 0])
+    torch.bitwise_right_shift(pairs, 4, out=halves[:, 1])
+    ordered = halves.permute(2, 3, 0, 1, 4).to(torch.bfloat16, memory_format=torch.contiguous_format)
+    return ordered.view(groups, GROUP, blocks * 2 * half)
+
+
+INT4_WIDEN = (Kernel("widen-64", _int4_widen(64)), Kernel("widen-32", _int4_widen(32)))
 INT8 = Layout("int8", "int8", FLOATS, _keep_int8, (Kernel("int-mm", _int_mm),))
 INT8_ONEDNN = Layout("int8-onednn", "int8", FLOATS, _pack_onednn_int8, (Kernel("onednn", _onednn_int8),))
-INT4 = Layout("int4", "int4", FLOATS, _pack_int4, (Kernel("int4-mm", _int4_mm),))
+INT4 = Layout("int4", "int4", FLOATS, _pack_int4, (Kernel("int4-mm", _int4_mm), *INT4_WIDEN))
