@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from swarm.model.linear.layouts import Quantization
     from swarm.network.transport import Reach
     from swarm.peer.announcer import Profile
+    from swarm.peer.placement.choice import Role
     from swarm.peer.throughput import Throughput
 
 
 @click.command("peer")
 @click.argument("model")
 @click.option(
-    "--blocks", default="auto", metavar="A:B|auto", help="Blocks to host; auto takes the worst covered."
+    "--blocks",
+    default="auto",
+    metavar="A:B|auto",
+    help="Blocks to host; auto takes those that fit and help most. Blocks that are given stay.",
+)
+@click.option(
+    "--move/--no-move", "may_move", default=True, help="With auto: later host others where that helps more."
 )
 @click.option("--manifest", metavar="FILE|DIGEST", help=MANIFEST_HELP)
 @network_options(role="peer")
@@ -53,6 +60,7 @@ def command(
     model: str,
     blocks: str,
     manifest: str | None,
+    may_move: bool,
     network: NetworkOptions,
     memory: int | None,
     dtype: str | None,
@@ -87,6 +95,7 @@ def command(
             store_root=paths.store_root,
             network=node,
             span=span,
+            may_move=may_move,
             memory_bytes=memory,
             dtype=dtype,
             quantization=quantization,
@@ -105,7 +114,14 @@ def command(
             teller.joined(addresses, monitor_port)
 
         events = PeerEvents(
-            on_joined, when_long(show), on_loading, teller.online, teller.leaving, teller.reach
+            on_joined=on_joined,
+            on_fetching=when_long(show),
+            on_loading=on_loading,
+            on_online=teller.online,
+            on_leaving=teller.leaving,
+            on_moving=teller.moving,
+            on_role=teller.role,
+            on_reach=teller.reach,
         )
         run_service(lambda stop: run_peer(config, identity, events, stop), until_eof=until_eof)
 
@@ -132,6 +148,14 @@ class _Teller:
             )
         for address in addresses:
             print_result(f"Others join with: --join {address}")
+
+    def moving(self, old: Span, new: Span) -> None:
+        print_result(
+            f"Moving from blocks {old} to {new}, where it is needed more. Its sessions go elsewhere."
+        )
+
+    def role(self, role: "Role", why: str) -> None:
+        note(f"A spare: {why}" if role == "spare" else "Clients use this peer again.")
 
     def leaving(self, within_s: float) -> None:
         note(f"Leaving: sessions have {within_s:.0f} s to move. Ctrl-C again stops at once.")
@@ -174,6 +198,12 @@ class _JsonTeller:
         print_json(
             {"event": "reach", "peer": self._peer_id, "reach": reach, "join": list(addresses), "why": why}
         )
+
+    def moving(self, old: Span, new: Span) -> None:
+        print_json({"event": "moving", "peer": self._peer_id, "from": str(old), "to": str(new)})
+
+    def role(self, role: "Role", why: str) -> None:
+        print_json({"event": "role", "peer": self._peer_id, "role": role, "why": why})
 
     def leaving(self, within_s: float) -> None:
         print_json({"event": "leaving", "peer": self._peer_id, "within_s": within_s})

@@ -101,7 +101,7 @@ class Announcer:
         await self.announce()
 
     def choose_span(self, span: Span) -> None:
-        """Host other blocks; possible until the peer is online."""
+        """Announce other blocks from the next record on; the caller says when these are served."""
         self.profile = replace(self.profile, span=span)
 
     def computes_with(self, kernels: str) -> None:

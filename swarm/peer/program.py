@@ -1,4 +1,4 @@
-"""The program `swarm peer`: join, choose a span, load and measure it, serve, and leave when told to.
+"""The program `swarm peer`: join, choose a span, load it, serve, move where that helps, and leave.
 
 The one place where a peer's parts meet the real network, disk and clock.
 """
@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,15 +36,17 @@ from swarm.network.transport import Network, Reach
 from swarm.peer.announcer import RECORD_LIFE_S, Announcer, Profile
 from swarm.peer.metrics import PeerMetrics
 from swarm.peer.monitor import Monitor
+from swarm.peer.mover import Hosted, Mover
 from swarm.peer.peer import Peer
-from swarm.peer.placement import blocks_that_fit, check_fits, choose_span, coverage_to_come
+from swarm.peer.placement.choice import Ability, Role, choose
+from swarm.peer.placement.cover import Claims
+from swarm.peer.placement.fit import blocks_that_fit, check_fits
 from swarm.peer.sessions import SessionLimits
 from swarm.peer.sleep import boot_clock, follow_sleep
 from swarm.peer.throughput import Throughput, measure
 from swarm.security.identity import Identity
 from swarm.security.manifest import Manifest
-from swarm.values import PeerId, Span, format_size
-from swarm.wire.records import Snapshot
+from swarm.values import Span, format_size
 
 CACHE_SHARE = 0.25  # of a peer's memory, for the caches of sessions
 MEMORY_SHARE = 0.8  # of what is free, when no --memory is given
@@ -62,7 +64,8 @@ class PeerConfig:
     directory: Path
     store_root: Path
     network: Libp2pConfig
-    span: Span | None = None  # None: the worst-covered blocks that fit
+    span: Span | None = None  # None: those that fit and help most
+    may_move: bool = True  # to other blocks, later; never from a span that was given
     memory_bytes: int | None = None
     dtype: str | None = None  # None: as the model is stored
     quantization: Quantization = "none"
@@ -81,6 +84,8 @@ class PeerEvents:
     on_loading: Callable[[Span, int, int], None]  # bytes done, bytes in all
     on_online: Callable[[Profile, Throughput], None]
     on_leaving: Callable[[float], None]  # seconds at most
+    on_moving: Callable[[Span, Span], None]  # from, to
+    on_role: Callable[[Role, str], None]  # whether clients use it, and why not
     on_reach: Callable[[Reach, tuple[str, ...], str], None]  # addresses to join through; why, if it is "no"
 
 
@@ -128,15 +133,15 @@ async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop:
         events.on_joined(network.addresses, port)
         stack.push_async_callback(_take_back, announcer)
         if config.span is None:
-            await _choose_span(directory, announcer, plan)
+            await _choose_span(directory, announcer, plan, time.time)
         announcing = asyncio.create_task(persist("announcer", announcer.run))
         stack.callback(announcing.cancel)
         reaching = asyncio.create_task(_follow_reach(network, announcer, events))
         stack.callback(reaching.cancel)
         compute = ComputeThread()
         stack.callback(compute.close)
-        await _fetch(config, plan, announcer.profile.span, events, stop)
-        model, throughput = await compute.run(lambda: _load(config, plan, announcer, events, stop))
+        loader = _Loader(config, plan, announcer, events, stop, compute)
+        model, throughput = await loader.load()
         limits = SessionLimits(plan.cache_bytes, plan.config.context_length)
         peer = Peer(model, announcer, limits, throughput, compute, instruments, boot_clock)
         stack.push_async_callback(peer.stop)
@@ -145,8 +150,11 @@ async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop:
         stack.callback(served.cancel)
         following = asyncio.create_task(follow_sleep(peer.pause, peer.resume))
         stack.callback(following.cancel)
-        await until_stopped(stop, network, [announcing, reaching, served, following, *peer.tasks])
+        moving = asyncio.create_task(_keep_moving(config, directory, network, peer, loader))
+        stack.callback(moving.cancel)
+        await until_stopped(stop, network, [announcing, reaching, served, following, moving, *peer.tasks])
         following.cancel()
+        moving.cancel()
         with contextlib.suppress(OSError):  # a terminal that was closed cannot be written to
             events.on_leaving(config.drain_s)
         announcing.cancel()
@@ -213,13 +221,16 @@ async def _fetch(
             raise
 
 
-async def _choose_span(directory: Directory, announcer: Announcer, plan: _Plan) -> None:
-    """Take the worst-covered blocks that fit; choose again when a peer that goes first was faster."""
+async def _choose_span(
+    directory: Directory, announcer: Announcer, plan: _Plan, now: Callable[[], float]
+) -> None:
+    """Take the blocks where this peer helps most; look again until those that came with it are heard of."""
     chosen: Span | None = None
+    announcer.profile = replace(announcer.profile, started_at=now())
+    ability = Ability(announcer.profile.peer, plan.fitting_blocks, blocks_per_s=None)
     for _ in range(MAX_CHOICES):
         snapshot = await directory.snapshot(plan.manifest.digest, plan.config.num_blocks)
-        others = _going_first(snapshot, announcer.profile.peer)
-        best = choose_span(coverage_to_come(others), plan.fitting_blocks)
+        best = choose(Claims.of(snapshot, now()), plan.config.num_blocks, ability).span
         if best == chosen:
             return
         chosen = best
@@ -234,36 +245,74 @@ async def _take_back(announcer: Announcer) -> None:
         await announcer.withdraw()
 
 
-def _going_first(snapshot: Snapshot, own: PeerId) -> Snapshot:
-    """The others whose choice stands: of peers that join at the same time, the lower id goes first."""
-    later = [record.peer_id for record in snapshot.peers if record.state == "joining" and record.peer > own]
-    return snapshot.without([own, *later])
+@dataclass(slots=True)
+class _Loader:
+    """Brings here, loads and measures the blocks that the announcer names."""
+
+    config: PeerConfig
+    plan: _Plan
+    announcer: Announcer
+    events: PeerEvents
+    stop: asyncio.Event
+    compute: ComputeThread
+    took_s: float = 0.0
+
+    async def load(self) -> tuple[SpanModel, Throughput]:
+        """Raises `Stopped` when told to stop before the end, and what keeps it from getting there."""
+        begun = time.monotonic()
+        await _fetch(self.config, self.plan, self.announcer.profile.span, self.events, self.stop)
+        loaded = await self.compute.run(self._load)
+        self.took_s = time.monotonic() - begun
+        return loaded
+
+    def _load(self) -> tuple[SpanModel, Throughput]:
+        """Runs on the compute thread."""
+        span = self.announcer.profile.span
+
+        def on_progress(done: int, total: int) -> None:
+            if self.stop.is_set():
+                raise Stopped
+            self.events.on_loading(span, done, total)
+
+        if self.config.threads is not None:  # kernels are chosen for so many
+            torch.set_num_threads(self.config.threads)
+        model = load_span(
+            self.config.directory,
+            self.plan.config,
+            span,
+            dtype=parse_dtype(self.plan.dtype),
+            quantization=self.config.quantization,
+            chooser=MeasuringChooser(self.config.store_root),
+            manifest=self.plan.manifest,
+            on_progress=on_progress,
+        )
+        return model, measure(model, self.config.threads)
 
 
-def _load(
-    config: PeerConfig, plan: _Plan, announcer: Announcer, events: PeerEvents, stop: asyncio.Event
-) -> tuple[SpanModel, Throughput]:
-    """Runs on the compute thread. Raises `Stopped` when told to stop before the end."""
-    span = announcer.profile.span
+async def _keep_moving(
+    config: PeerConfig, directory: Directory, network: Network, peer: Peer, loader: _Loader
+) -> None:
+    """Move where this peer helps more, for ever; returns where it may not, or when told to stop meanwhile."""
+    events, announcer = loader.events, peer.announcer
+    if config.span is not None or not config.may_move:
+        return
+    hosted = peer.announcer.profile.span
 
-    def on_progress(done: int, total: int) -> None:
-        if stop.is_set():
-            raise Stopped
-        events.on_loading(span, done, total)
+    async def move(span: Span) -> None:
+        nonlocal hosted
+        if not can_be_fetched(config.directory):
+            check_files(config.directory, loader.plan.config, span)
+        events.on_moving(hosted, span)
+        await peer.move(network, loader.load, config.drain_s)
+        hosted = span
+        events.on_online(announcer.profile, peer.throughput)
 
-    if config.threads is not None:  # kernels are chosen for so many
-        torch.set_num_threads(config.threads)
-    model = load_span(
-        config.directory,
-        plan.config,
-        span,
-        dtype=parse_dtype(plan.dtype),
-        quantization=config.quantization,
-        chooser=MeasuringChooser(config.store_root),
-        manifest=plan.manifest,
-        on_progress=on_progress,
-    )
-    return model, measure(model, config.threads)
+    def known() -> Hosted:
+        return Hosted(loader.plan.fitting_blocks, peer.throughput.decode_tokens_per_s, loader.took_s)
+
+    mover = Mover(directory, announcer, known, move, time.time, events.on_role)
+    with contextlib.suppress(Stopped):
+        await mover.run()
 
 
 async def _follow_reach(network: Libp2pNetwork, announcer: Announcer, events: PeerEvents) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm.peer.placement import choose_span, coverage_to_come
+from swarm.peer.placement.choice import coverage_to_come, worst_window
 from swarm.plain_text import one_line
 from swarm.status.health import BLIND_AFTER_S, Assessment, Condition, Health, assess
 from swarm.status.proofs import ModelProof, PeerProof, Proof
@@ -144,7 +144,7 @@ def _wanted(snapshot: Snapshot, judged: Assessment) -> Span:
     failing = [record.peer_id for record in snapshot.peers if judged.conditions[record.peer] == "failing"]
     lengths = sorted(len(record.span) for record in snapshot.online())
     usual = lengths[len(lengths) // 2] if lengths else snapshot.num_blocks
-    return choose_span(coverage_to_come(snapshot.without(failing)), usual)
+    return worst_window(coverage_to_come(snapshot.without(failing)), usual)
 
 
 def _ordered(snapshot: Snapshot) -> list[PeerRecord]:

@@ -78,12 +78,12 @@ class Joining:
 
     def __init__(self, net: MemorySwarm, identity: Identity, peer_config: PeerConfig) -> None:
         self.plan = _make_plan(peer_config)
-        self.network = net.join(identity)
+        self.network, self.now = net.join(identity), net.now
         self.directory = OwnDirectory(self.network, identity, net.now)
         self.announcer = Announcer(self.directory, _profile(peer_config, self.plan, identity), net.now)
 
     async def choose(self) -> Span:
-        await _choose_span(self.directory, self.announcer, self.plan)
+        await _choose_span(self.directory, self.announcer, self.plan, self.now)
         return self.announcer.profile.span
 
     async def states(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""Who hosts which blocks: pure arithmetic over what the directory tells."""
