@@ -125,7 +125,8 @@ def _of_pieces(metadata: Metadata, named: Mapping[str, str]) -> Tokenizer:
     """The pieces are put together in a process of its own: how long that takes is up to who wrote them."""
     names = ("tokens", "scores", "token_type")
     pieces = list(zip(*(metadata[f"tokenizer.ggml.{name}"] for name in names), strict=True))
-    question = {"pieces": pieces, "prefix": bool(metadata.get("tokenizer.ggml.add_space_prefix", True))}
+    spaces = "first" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "never"
+    question = {"pieces": pieces, "spaces": spaces}
     content = make_of_pieces(question, "the tokenizer in the GGUF file")
     tokenizer = Tokenizer.from_str(json.dumps(content))
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in named.values()])

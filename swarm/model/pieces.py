@@ -50,7 +50,7 @@ _PARTS = {
 
 
 def from_model(question: Json) -> Json:
-    """`question["model"]`, a tokenizer.model in base64, as what `from_pieces` gives, and tokens by role.
+    """`question["model"]`, a tokenizer.model in base64, as `from_pieces` would give it, and tokens by role.
 
     Raises `BrokenModel` when it is none, `UnsupportedModel` for a kind that is not known.
     """
@@ -65,12 +65,16 @@ def from_model(question: Json) -> Json:
     pieces = [(piece.piece, -float(place), piece.type) for place, piece in enumerate(proto.pieces)]
     ids = {"unk_token": trainer.unk_id, "bos_token": trainer.bos_id, "eos_token": trainer.eos_id}
     named = {role: pieces[place][0] for role, place in ids.items() if 0 <= place < len(pieces)}
-    return {"content": _content(pieces, shorter_first=True, prefix=True), "named": named}
+    return {"content": _content(pieces, question["spaces"], shorter_first=True), "named": named}
 
 
 def from_pieces(question: Json) -> Json:
-    """The content of tokenizer.json for pieces with their scores. Raises `BrokenModel` for what is none."""
-    return _content(question["pieces"], shorter_first=False, prefix=question["prefix"])
+    """The content of tokenizer.json for pieces with their scores.
+
+    `question["spaces"]` says what gets a space put before it: the "first" part between added tokens, "always"
+    each, or "never" any. Raises `BrokenModel` for what are no pieces.
+    """
+    return _content(question["pieces"], question["spaces"], shorter_first=False)
 
 
 def _parsed(encoded: str) -> Any:  # noqa: ANN401 - a message of a type that is made here
@@ -98,24 +102,22 @@ def _model_type() -> Any:  # noqa: ANN401 - a type that is made here
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("pieces.Model"))
 
 
-def _content(pieces: Sequence[Piece], *, shorter_first: bool, prefix: bool) -> dict[str, Any]:
+def _content(pieces: Sequence[Piece], spaces: str, *, shorter_first: bool) -> dict[str, Any]:
     try:
-        return _built(pieces, shorter_first=shorter_first, prefix=prefix)
+        return _built(pieces, spaces, shorter_first=shorter_first)
     except Exception as error:  # the library raises nothing narrower
         raise BrokenModel(f"its pieces make no vocabulary: {error}") from error
 
 
-def _built(pieces: Sequence[Piece], *, shorter_first: bool, prefix: bool) -> dict[str, Any]:
+def _built(pieces: Sequence[Piece], spaces: str, *, shorter_first: bool) -> dict[str, Any]:
     vocab = {text: place for place, (text, _, kind) in enumerate(pieces) if kind != _UNUSED}
     scores = {text: float(score) for text, score, _ in pieces if text in vocab}
     if not all(map(math.isfinite, scores.values())):
         raise ValueError("a score is no number")
     merges = _merges(vocab, scores, shorter_first=shorter_first)
     tokenizer = Tokenizer(models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=_SPACE, prepend_scheme="first" if prefix else "never", split=False
-    )
-    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=spaces, split=False)
+    strip = [] if spaces == "never" else [decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )

@@ -5,6 +5,7 @@ needed. A conversation is encoded without adding special tokens, because its tem
 Templates run in a process of their own, and so does encoding where it may take more than its text deserves.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -71,8 +72,17 @@ class Tokenizer:
         return self._named_tokens
 
     def to_json(self) -> str:
-        """The content of `tokenizer.json`, for libraries that read the vocabulary themselves."""
-        return self._backend.to_str()
+        """The content of `tokenizer.json`, for libraries that read the vocabulary themselves.
+
+        A decoder that names the space's sign is spelled out in steps, which more of them understand.
+        """
+        content = json.loads(self._backend.to_str())
+        match content["decoder"]:
+            case {"type": "Metaspace", "replacement": sign}:
+                space = {"type": "Replace", "pattern": {"String": sign}, "content": " "}
+                steps = [space, {"type": "ByteFallback"}, {"type": "Fuse"}]
+                content["decoder"] = {"type": "Sequence", "decoders": steps}
+        return json.dumps(content)
 
     def template_source(self, *, with_tools: bool) -> str:
         """The Jinja source of the template that such a chat is rendered with; empty without one."""

@@ -46,7 +46,8 @@ def read_tokenizer(directory: Path, config: Mapping[str, Any]) -> tuple[dict[str
         return read_tokenizer_file(directory / "tokenizer.json"), {}
     kind = _kind(directory, config)
     if pieces.exists() and kind == "LlamaTokenizer":
-        return _of_pieces(pieces)
+        spaces = "always" if config.get("legacy") else "first"
+        return _of_pieces(pieces, "never" if config.get("add_prefix_space") is False else spaces)
     if vocabulary.exists() and merges.exists() and kind in _ENDS:
         roles = dict.fromkeys(_ENDS[kind], "<|endoftext|>")
         return _of_merges(vocabulary, merges, kind), roles
@@ -99,13 +100,13 @@ def _kind(directory: Path, config: Mapping[str, Any]) -> str:
     return named.removesuffix("Fast") if isinstance(named, str) else "LlamaTokenizer"
 
 
-def _of_pieces(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _of_pieces(path: Path, spaces: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         data = read_bounded(path, MAX_PIECES_BYTES)
     except (OSError, ValueError) as error:
         raise BrokenModel(f"{path} cannot be read: {error}", PULL_AGAIN) from error
     try:
-        answer = make_of_pieces({"model": base64.b64encode(data).decode()}, str(path))
+        answer = make_of_pieces({"model": base64.b64encode(data).decode(), "spaces": spaces}, str(path))
     except (BrokenModel, UnsupportedModel) as error:
         raise type(error)(f"{path} cannot be used: {error.what}", error.fix or _CONVERT) from error
     return answer["content"], answer["named"]

@@ -5,6 +5,8 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
+from swarm.gateway.constrain import Vocabulary
+from swarm.model.tokenizer import Tokenizer as SwarmTokenizer
 from swarm.testing.clock import run_virtual
 from swarm.testing.swarm import InProcessSwarm
 from swarm.testing.tiny_models import SPECIAL_TOKENS, VOCAB_SIZE, TinyModel, write_tiny_model
@@ -59,6 +61,14 @@ async def test_log_probabilities_spell_the_tokens_as_the_text_does(serve):
         fields = always(served, "▁world", prompt="Hello", logprobs=1, model=MODEL)
         _, whole, _ = await served.post("/v1/completions", fields)
     assert "".join(whole["choices"][0]["logprobs"]["tokens"]) == whole["choices"][0]["text"]
+
+
+def test_tokens_are_spelled_also_where_the_decoder_only_names_the_sign_of_a_space():
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁a", -1.0), ("世", -1.0)], unk_id=0))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["</s>"])
+    vocabulary = Vocabulary(SwarmTokenizer(backend, {}, {}), 4, [1])
+    assert [vocabulary.token_bytes(each).decode() for each in (2, 3)] == [" a", "世"]
 
 
 async def test_forms_hold_where_the_tokenizer_names_a_token_that_the_model_lacks(serve):

@@ -248,6 +248,16 @@ def test_a_sentencepiece_model_gives_the_ids_of_transformers(tmp_path):
     assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+@pytest.mark.parametrize(
+    "options", [{"legacy": True}, {"add_prefix_space": False}, {"legacy": False}], ids=str
+)
+def test_a_sentencepiece_model_treats_first_spaces_as_its_config_says(options, tmp_path):
+    vocab = {text: place for place, (text, _, _) in enumerate(PIECES)}
+    theirs = LlamaTokenizer(vocab=vocab, merges=generate_merges(vocab), **options)._tokenizer
+    theirs.add_tokens(["[INST]"])
+    check_all(load_tokenizer(write_model(tmp_path, model_of_pieces(), **options)), theirs)
+
+
 def changed(**trainer) -> spm.ModelProto:
     proto = model_of_pieces()
     for name, value in trainer.items():
