@@ -148,9 +148,9 @@ def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
     prompt_ids = _chat_ids(body, hosted, offered)
     wanted = body.max_completion_tokens or body.max_tokens
     template = _request(body, hosted, prompt_ids, wanted, body.top_logprobs or 0)
-    template = replace(template, prompt_logprobs=body.prompt_logprobs)
+    first, *others = _copies(template, body.n or 1)
     task = Task(
-        requests=_copies(template, body.n or 1),
+        requests=(replace(first, prompt_logprobs=body.prompt_logprobs), *others),  # all have one prompt
         prompt_tokens=len(prompt_ids),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         form=form,
