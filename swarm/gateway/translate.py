@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 MAX_CHOICES = 64
-MAX_SCORES = 2**18  # of a request's prompts: what is told of them takes some hundred megabytes
+MAX_SCORES = 2**18  # of a request's prompts: what is told of them takes up to 200 MB
 _BYTES_PER_NUMBER = 36  # and its place in a list
 _SAMPLED = (
     "temperature", "top_p", "top_k", "min_p", "seed",
