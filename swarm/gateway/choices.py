@@ -124,7 +124,7 @@ class Choice:
         return News(self.index, True, self.echo, echo_logprobs=self.echo_logprobs, finish_reason=reason)
 
     def take_scores(self, scored: Sequence[ScoredToken]) -> None:
-        """The prompt is scored. Making what is told of a long one takes up to a second."""
+        """The prompt is scored. Making what is told of a long one may take a second."""
         if self.prompt_scores is not None:
             self.echo_logprobs = self.prompt_scores.of_echo(scored)
             self.prompt_logprobs = self.prompt_scores.by_id(scored)

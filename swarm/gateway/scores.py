@@ -3,8 +3,9 @@
 Pure. OpenAI's forms, and vLLM's `prompt_logprobs`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from msgspec import UNSET, UnsetType
 
@@ -33,16 +34,16 @@ class PromptScores:
         """The tokens of a prompt that is repeated. Of the first no model says how likely it is."""
         if self.echo_top is None:
             return None
-        first = spelled(self.token_bytes, self.prompt_ids[0], 0.0)
-        rest = [
-            told(self.token_bytes, each.token_id, each.logprob, each.top_logprobs[: self.echo_top])
-            for each in scored
-        ]
-        following = text_logprobs(rest, self.echo_offsets[1:])
+        text = cache(lambda token_id: self.token_bytes(token_id).decode(errors="replace"))
+        name = cache(lambda token_id: _name(self.token_bytes(token_id)))
+        tops: list[dict[str, float] | None] = [None]
+        for each in scored:
+            likeliest = (*each.top_logprobs[: self.echo_top], (each.token_id, each.logprob))
+            tops.append(_by_name((name(token_id), logprob) for token_id, logprob in likeliest))
         return TextLogprobs(
-            tokens=[first.token, *following.tokens],
-            token_logprobs=[None, *following.token_logprobs],
-            top_logprobs=[None, *following.top_logprobs],
+            tokens=[text(token_id) for token_id in self.prompt_ids],
+            token_logprobs=[None, *(max(each.logprob, _LEAST) for each in scored)],
+            top_logprobs=tops,
             text_offset=list(self.echo_offsets),
         )
 
@@ -50,17 +51,19 @@ class PromptScores:
         """vLLM's form: the prompt's own token first, then the likeliest."""
         if self.top is None:
             return UNSET
-        return [None, *(dict(self._ranked(each, self.top)) for each in scored)]
-
-    def _ranked(self, scored: ScoredToken, top: int) -> Iterator[tuple[str, PromptLogprob]]:
-        yield self._named(scored.token_id, scored.logprob, scored.rank)
-        for place, (token_id, logprob) in enumerate(scored.top_logprobs[:top]):
-            if token_id != scored.token_id:
-                yield self._named(token_id, logprob, place + 1)
-
-    def _named(self, token_id: int, logprob: float, rank: int) -> tuple[str, PromptLogprob]:
-        token = spelled(self.token_bytes, token_id, logprob)
-        return str(token_id), PromptLogprob(logprob=token.logprob, rank=rank, decoded_token=token.token)
+        text = cache(lambda token_id: self.token_bytes(token_id).decode(errors="replace"))
+        return [
+            None,
+            *(
+                {
+                    str(token_id): PromptLogprob(
+                        logprob=max(logprob, _LEAST), rank=rank, decoded_token=text(token_id)
+                    )
+                    for token_id, logprob, rank in _ranked(each, self.top)
+                }
+                for each in scored
+            ),
+        ]
 
 
 def spelled(token_bytes: TokenBytes, token_id: int, logprob: float) -> TopLogprob:
@@ -83,7 +86,10 @@ def text_logprobs(entries: Sequence[TokenLogprob], offsets: Sequence[int]) -> Te
     return TextLogprobs(
         tokens=[entry.token for entry in entries],
         token_logprobs=[entry.logprob for entry in entries],
-        top_logprobs=[_by_name([*entry.top_logprobs, entry]) for entry in entries],
+        top_logprobs=[
+            _by_name((_name(bytes(top.bytes)), top.logprob) for top in (*entry.top_logprobs, entry))
+            for entry in entries
+        ],
         text_offset=list(offsets),
     )
 
@@ -114,16 +120,23 @@ def offsets_of(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(offsets)
 
 
-def _by_name(tops: Sequence[TopLogprob]) -> dict[str, float]:
-    """Of two that read the same, the likelier."""
+def _ranked(scored: ScoredToken, top: int) -> Iterator[tuple[int, float, int]]:
+    """The prompt's own token, then the likeliest: id, log probability and rank."""
+    yield scored.token_id, scored.logprob, scored.rank
+    for place, (token_id, logprob) in enumerate(scored.top_logprobs[:top]):
+        if token_id != scored.token_id:
+            yield token_id, logprob, place + 1
+
+
+def _by_name(tops: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Of two that read the same, the likelier, which comes first."""
     named: dict[str, float] = {}
-    for top in tops:
-        named.setdefault(_name(top), top.logprob)
+    for name, logprob in tops:
+        named.setdefault(name, max(logprob, _LEAST))
     return named
 
 
-def _name(top: TopLogprob) -> str:
+def _name(raw: bytes) -> str:
     """A token's text; parts of characters, which have none, by their bytes, as OpenAI writes them."""
-    if "\ufffd" not in top.token:
-        return top.token
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in top.bytes)
+    text = raw.decode(errors="replace")
+    return text if "\ufffd" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 MAX_CHOICES = 64
-MAX_SCORES = 2**18  # of a request's prompts: what is told of them takes some hundred megabytes
+MAX_SCORES = 2**18  # of a request's prompts: what is told of them takes up to 200 MB
 _BYTES_PER_NUMBER = 36  # and its place in a list
 _SAMPLED = (
     "temperature", "top_p", "top_k", "min_p", "seed",
@@ -153,9 +153,9 @@ def _read_chat(body: ChatRequest, hosted: HostedModel) -> Task:
     prompt_ids = _chat_ids(body, hosted, offered)
     wanted = body.max_completion_tokens or body.max_tokens
     template = _request(body, hosted, prompt_ids, wanted, body.top_logprobs or 0)
-    template = replace(template, prompt_logprobs=body.prompt_logprobs)
+    first, *others = _copies(template, body.n or 1)
     task = Task(
-        requests=_copies(template, body.n or 1),
+        requests=(replace(first, prompt_logprobs=body.prompt_logprobs), *others),  # all have one prompt
         prompt_tokens=len(prompt_ids),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         form=form,

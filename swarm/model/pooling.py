@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import BrokenModel, UnsupportedModel
-from swarm.model.fields import MAX_CONFIG_BYTES, read_fields
+from swarm.model.fields import MAX_CONFIG_BYTES, brief, read_fields
 from swarm.security.foreign import read_json
 
 Method = Literal["cls", "mean", "lasttoken"]
@@ -70,13 +70,14 @@ def read_pooling(directory: Path) -> Pooling | None:
     if not _FOLDER.fullmatch(folder):
         raise BrokenModel(f"{modules} names the folder {folder[:80]!r}", "Get the model again.")
     config = read_fields(directory / "config.json")
-    sizes = config.raw("matryoshka_dimensions")
-    whole = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+    sizes = config.raw("matryoshka_dimensions") or []
+    if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
+        raise config.broken("matryoshka_dimensions", f"is {brief(sizes)}, not a list of sizes")
     return Pooling(
         method=_method(directory / folder / "config.json"),
         normalize="Normalize" in kinds,
         may_cut=bool(sizes) or config.flag("is_matryoshka", False),
-        dimensions=tuple(sizes) if whole and isinstance(sizes, list) else (),
+        dimensions=tuple(sizes),
     )
 
 

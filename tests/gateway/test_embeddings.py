@@ -119,6 +119,14 @@ async def test_an_embedding_is_cut_only_to_sizes_that_the_model_names(serve, tin
     assert (status, refused["error"]["param"]) == (400, "dimensions")
 
 
+@pytest.mark.parametrize("form", [("qwen3", "lasttoken", True, {"matryoshka_dimensions": "16"})])
+async def test_sizes_without_sense_are_named(serve):
+    async with serve() as served:
+        status, refused, _ = await served.post(PATH, {"model": MODEL, "input": TEXT})
+    assert (status, refused["error"]["code"]) == (404, "embeddings_unsupported")
+    assert "matryoshka_dimensions" in refused["error"]["message"]
+
+
 @pytest.mark.parametrize("form", [("qwen3", "lasttoken", True, {"is_matryoshka": True})])
 async def test_an_embedding_is_never_longer_than_the_models(serve):
     async with serve() as served:

@@ -95,6 +95,7 @@ async def test_prompt_logprobs_are_told_as_vllm_tells_them(serve, logprobs_of, p
         ids = model.tokenizer.encode(TEXT) if path == PATH else model.tokenizer.encode_chat(HELLO)
         body = await ask(served, path, prompt_logprobs=1, max_tokens=3, **asked)
         none = await ask(served, path, max_tokens=3, **asked)
+        two = await ask(served, path, prompt_logprobs=1, max_tokens=3, n=2, **asked)
     told = (body["choices"][0] if path == PATH else body)["prompt_logprobs"]
     rows = logprobs_of(ids)
     assert told[0] is None
@@ -106,6 +107,8 @@ async def test_prompt_logprobs_are_told_as_vllm_tells_them(serve, logprobs_of, p
         assert entry[str(token_id)]["logprob"] == pytest.approx(float(row[token_id]), abs=2e-5)
         assert entry[str(int(row.argmax()))]["rank"] == 1
         assert len(entry) == (1 if rank == 1 else 2)
+    again = (two["choices"][1] if path == PATH else two)["prompt_logprobs"]
+    assert [list(entry or ()) for entry in again] == [list(entry or ()) for entry in told]
     assert "prompt_logprobs" not in none | none["choices"][0]
     assert body["choices"][0]["logprobs"] is None
     assert body["choices"][0].get("text") == none["choices"][0].get("text")
