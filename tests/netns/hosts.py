@@ -164,6 +164,11 @@ class Hosts:
         """Take the host's cable out ("down") or put it back ("up")."""
         ip("-n", self.places[number][0].namespace, "link", "set", self._port(number), state)
 
+    def limit_rate(self, number: int, device: str, bits_per_s: int) -> None:
+        """Send no faster than this from one of the host's devices, and lose what waits longer than 0.4 s."""
+        queue = ["root", "tbf", "rate", f"{bits_per_s}bit", "burst", "16kb", "latency", "400ms"]
+        self.inside(number, "tc", "qdisc", "add", "dev", device, *queue)
+
     def close_way(self, number: int, source: int) -> None:
         """Lose everything on its way from host `source` to host `number`, and nothing on its way back."""
         sources = "".join(

@@ -136,9 +136,9 @@ async def online(peer, timeout_s=START_S):
     return await peer.event("online", timeout_s)
 
 
-async def start_reply(hosts, home, number, model, join, tokens, *options):
+async def start_reply(hosts, home, number, model, join, tokens, *options, prompt="Once upon a time"):
     """A client that generates; its text comes on stdout."""
-    arguments = ["generate", str(model), "Once upon a time", "--raw", "--temperature", "0.9", "--seed", "7"]
+    arguments = ["generate", str(model), prompt, "--raw", "--temperature", "0.9", "--seed", "7"]
     joins = [word for address in ([join] if isinstance(join, str) else join) for word in ("--join", address)]
     return await Reply.start(
         hosts, number, home, *arguments, "--max-tokens", str(tokens), *joins, "--spares", "off", *options

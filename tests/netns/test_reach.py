@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import shutil
 from contextlib import asynccontextmanager
 from urllib.error import HTTPError
 
 import pytest
-from programs import PORT, online, start_bootstrap, start_peer, start_reply
+from programs import PORT, online, start_bootstrap, start_peer, start_reply, write_endless_model
 
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 
@@ -36,13 +37,32 @@ async def test_a_hidden_peer_serves_a_hidden_client_through_a_relay(hosts, tmp_p
     async with ending() as programs:
         bootstrap, join = await start_bootstrap(hosts, tmp_path, hosts.add())
         programs.append(bootstrap)
-        peer = await start_peer(hosts, tmp_path, hosts.add(hosts.add_router()), model, join, "0:6")
+        behind_two_routers = [hosts.add(hosts.add_router(hosts.add_router())) for _ in range(2)]
+        peer = await start_peer(hosts, tmp_path, behind_two_routers[0], model, join, "0:6")
         programs.append(peer)
         await online(peer, SOON_S)
         reach = await peer.event("reach")
         assert (reach["reach"], "/p2p-circuit/" in reach["join"][0]) == ("relayed", True)
-        behind_two_routers = hosts.add(hosts.add_router(hosts.add_router()))
-        reply = await start_reply(hosts, tmp_path, behind_two_routers, model, join, 20)
+        reply = await start_reply(hosts, tmp_path, behind_two_routers[1], model, join, 20)
+        programs.append(reply)
+        assert await reply.ended(SOON_S) == 0, reply.said()
+
+
+async def test_links_of_a_megabit_carry_a_long_prompt(hosts, tmp_path):
+    if shutil.which("tc") is None:
+        pytest.skip("there is no tc command")
+    async with ending() as programs:
+        bootstrap, join = await start_bootstrap(hosts, tmp_path, hosts.add())
+        programs.append(bootstrap)
+        model = write_endless_model(tmp_path / "tiny")
+        lan = hosts.add_router()
+        peer, client = hosts.add(lan), hosts.add()
+        for number, device in ((peer, "eth0"), (hosts.routers[lan.namespace], "lan"), (client, "eth0")):
+            hosts.limit_rate(number, device, bits_per_s=1_000_000)
+        programs.append(await start_peer(hosts, tmp_path, peer, model, join, "0:6"))
+        await online(programs[-1])
+        prompt = "Once upon a time there was a dog. " * 40
+        reply = await start_reply(hosts, tmp_path, client, model, join, 20, prompt=prompt)
         programs.append(reply)
         assert await reply.ended(SOON_S) == 0, reply.said()
 
