@@ -68,7 +68,7 @@ def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
     """
     parts = [
         _attend_tile(
-            queries[segment.start + tile.start : segment.start + tile.end], segment.cache, tile, block
+            queries.narrow(0, segment.start + tile.start, tile.end - tile.start), segment.cache, tile, block
         )
         for segment in segments
         for tile in segment.tiles
@@ -78,9 +78,8 @@ def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
 
 def _attend_tile(queries: Tensor, cache: KVCache, tile: Tile, block: int) -> Tensor:
     rows, heads, head_dim = queries.shape
-    keys, values = (
-        cache.read(block, tile.first, tile.last).to(queries.dtype).unsqueeze(1)
-    )  # each [1, kv_heads, n, head_dim]
+    both = cache.read(block, tile.first, tile.last).to(queries.dtype)
+    keys, values = both.narrow(0, 0, 1), both.narrow(0, 1, 1)  # each [1, kv_heads, n, head_dim]
     kv_heads = keys.shape[1]
     if rows == 1:
         # The query heads of a group become rows: every key is read once, not once per query head.

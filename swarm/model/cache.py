@@ -88,11 +88,14 @@ class KVCache:
 
     def write(self, block: int, position: int, rows: Tensor) -> None:
         """Put rows [tokens, 2 (key, value), kv_heads, head_dim] at `position`, within what is reserved."""
-        self._blocks[block][:, :, position : position + len(rows)] = rows.permute(1, 2, 0, 3)
+        if len(rows) == 1:  # as most are: in few operations, since each costs more than the copying itself
+            self._blocks[block].select(2, position).copy_(rows.select(0, 0))
+        else:
+            self._blocks[block].narrow(2, position, len(rows)).copy_(rows.permute(1, 2, 0, 3))
 
     def read(self, block: int, start: int, end: int) -> Tensor:
         """A view of [2 (key, value), kv_heads, end - start, head_dim]."""
-        return self._blocks[block][:, :, start:end]
+        return self._blocks[block].narrow(2, start, end - start)
 
     def advance(self, tokens: int) -> None:
         """Count rows that were written in every block as held."""

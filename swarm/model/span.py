@@ -156,9 +156,10 @@ class SpanModel:
             queries.copy_(rms_norm(queries, weights.q_norm, self.config.rms_norm_eps))
             keys.copy_(rms_norm(keys, weights.k_norm, self.config.rms_norm_eps))
         rotate_(qkv[:, : heads + kv_heads], rotary)
+        rows = qkv[:, heads:].view(-1, 2, kv_heads, self.config.head_dim)
         for segment in segments:
-            rows = qkv[segment.start : segment.end, heads:].view(-1, 2, kv_heads, self.config.head_dim)
-            segment.cache.write(cache_index, segment.cache.position, rows)
+            part = rows.narrow(0, segment.start, segment.end - segment.start)
+            segment.cache.write(cache_index, segment.cache.position, part)
         mixed = attend(queries.to(self._attention_dtype), segments, cache_index)
         return weights.o_proj(mixed.to(self.dtype))
 
