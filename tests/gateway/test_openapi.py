@@ -6,10 +6,21 @@ import sys
 
 import pytest
 
+from swarm.testing.tiny_models import TinyModel, write_tiny_model
+from tests.gateway.conftest import MODEL
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A tiny model whose longest reply is soon done, since generated requests name no length."""
+    directory = tmp_path_factory.mktemp("short") / MODEL
+    write_tiny_model(directory, TinyModel(overrides={"max_position_embeddings": 128}))
+    return directory
+
 
 @pytest.mark.timeout(300)
 async def test_generated_requests_meet_no_error_of_ours_and_no_undocumented_answer(serve, tmp_path):
-    async with serve(deadline_s=5.0) as served:
+    async with serve(deadline_s=15.0) as served:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
             "run", f"{served.url}/openapi.json", "--url", served.url,
