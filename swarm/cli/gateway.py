@@ -96,8 +96,8 @@ def command(
     """
     if not models:
         raise UsageError("No model is named", "Name one or more: swarm gateway MODEL --join ADDR.")
+    from swarm.gateway.admission import AdmissionLimits
     from swarm.gateway.app import GatewayConfig
-    from swarm.gateway.gate import GateLimits
 
     host, port = listen
     config = GatewayConfig(
@@ -105,7 +105,7 @@ def command(
         port=port,
         keys=keys,
         origins=frozenset(cors),
-        limits=GateLimits(max_running, max_waiting, max_wait),
+        limits=AdmissionLimits(max_running, max_waiting, max_wait),
         deadline_s=deadline,
         kept_s=keep,
         max_body_bytes=max_body,

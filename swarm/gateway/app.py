@@ -13,20 +13,19 @@ from aiohttp import web
 
 from swarm.client.client import Client
 from swarm.errors import PortInUse, UsageError
+from swarm.gateway.admission import Admission, AdmissionLimits, Workbench
 from swarm.gateway.auth import KeyFile
 from swarm.gateway.body import BodyRules
-from swarm.gateway.gate import Gate, GateLimits
-from swarm.gateway.instruments import Instruments
+from swarm.gateway.metrics import GatewayMetrics
 from swarm.gateway.middleware import Door, middlewares, signer
 from swarm.gateway.models import HostedModel
 from swarm.gateway.page import add_page
 from swarm.gateway.replies import KEPT_S, Conversations, ReplyStore
 from swarm.gateway.routes import Api
-from swarm.gateway.work import Workbench
 from swarm.http_server import LOOPBACK, Hosts, HttpServer, Listen, hosts_of
 
 MAX_BODY_BYTES = 8 * 2**20
-_READING = GateLimits(max_running=2, max_waiting=256)  # of prompts that are rendered and tokenised
+_READING = AdmissionLimits(max_running=2, max_waiting=256)  # of prompts that are rendered and tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class GatewayConfig:
     port: int = 8000
     keys: Path | None = None
     origins: frozenset[str] = frozenset()  # web pages of these may ask, beside our own
-    limits: GateLimits = field(default_factory=GateLimits)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     deadline_s: float = 600.0
     kept_s: float = KEPT_S
     max_body_bytes: int = MAX_BODY_BYTES
@@ -60,10 +59,10 @@ class Gateway:
         self.models = {client.model.name: HostedModel(client) for client in clients}
         if len(self.models) < len(clients):
             raise UsageError("Two of the models have the same name", "Name each model once.")
-        self.gate = Gate(config.limits)
+        self.gate = Admission(config.limits)
         self.replies = ReplyStore(config.kept_s)
         self.conversations = Conversations()
-        self.instruments = Instruments()
+        self.instruments = GatewayMetrics()
         self.instruments.watch(lambda: self.gate.running, lambda: self.gate.waiting)
         self.server: HttpServer | None = None
         self._watching: list[asyncio.Task[None]] = []
@@ -120,7 +119,7 @@ class Gateway:
             self.replies,
             self.conversations,
             self.instruments,
-            Workbench(Gate(_READING)),
+            Workbench(Admission(_READING)),
             config.deadline_s,
             BodyRules(config.max_body_bytes, config.strict),
         )

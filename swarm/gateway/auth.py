@@ -30,7 +30,7 @@ Stamp = tuple[int, ...] | None  # differs when the file does; None without a fil
 _log = logging.getLogger(__name__)
 
 
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who may ask, and how much. Without a file there is one key for all, without limits."""
 
     name: str
@@ -40,10 +40,10 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    key: list[Key] = []
+    key: list[ApiKey] = []
 
 
-ANYONE = Key(name="")
+ANYONE = ApiKey(name="")
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class KeyFile:
     """The keys of a file; without a file everyone may ask."""
 
     path: Path | None = None
-    _keys: dict[str, Key] | None = field(default_factory=dict)  # None: the file is broken
+    _keys: dict[str, ApiKey] | None = field(default_factory=dict)  # None: the file is broken
     _stamp: Stamp = None
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class KeyFile:
             self._stamp = _stamp(self.path)
             self._keys = read_keys(self.path)
 
-    def key_of(self, authorization: str | None) -> Key:
+    def key_of(self, authorization: str | None) -> ApiKey:
         """The key in an `Authorization` header. Raises a `Refusal`: 401, or 503 when the file is broken."""
         if self.path is None:
             return ANYONE
@@ -87,7 +87,7 @@ class KeyFile:
             _log.error("Nobody is let in until the file of keys is put right: %s", error)
 
 
-def read_keys(path: Path) -> dict[str, Key]:
+def read_keys(path: Path) -> dict[str, ApiKey]:
     """The keys of a file by hash. Raises `ConfigurationError` saying where it is wrong."""
     try:
         with path.open("rb") as file:

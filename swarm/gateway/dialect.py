@@ -39,7 +39,7 @@ from swarm.gateway.scores import characters, joined, text_logprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Letterhead:
+class ReplyHeader:
     """What every event and every answer of one reply says."""
 
     id: str
@@ -65,7 +65,7 @@ class Dialect(ABC):
     A stream that breaks off ends as OpenAI's do where a dialect does not say otherwise.
     """
 
-    head: Letterhead
+    head: ReplyHeader
     call_prefix: ClassVar[str] = "call"  # of the ids of calls
     ping: ClassVar[bytes] = sse.PING  # while nothing else comes
     tells_state: ClassVar[bool] = False  # `whole` can be told of a reply that has not ended, or has failed
@@ -111,7 +111,7 @@ class OpenAiDialect(Dialect):
 class ChatDialect(OpenAiDialect):
     """POST /v1/chat/completions."""
 
-    head: Letterhead
+    head: ReplyHeader
 
     def events(self, news: News) -> list[bytes]:
         deltas: list[tuple[ChatDelta, tuple[TokenLogprob, ...]]] = []
@@ -186,7 +186,7 @@ class ChatDialect(OpenAiDialect):
 class TextDialect(OpenAiDialect):
     """POST /v1/completions."""
 
-    head: Letterhead
+    head: ReplyHeader
 
     def events(self, news: News) -> list[bytes]:
         text = news.echo + news.text

@@ -11,14 +11,14 @@ from swarm.gateway.models import HostedModel
 from swarm.gateway.refusal import Refusal, bad
 from swarm.gateway.schema import Embedding, EmbeddingRequest, Embeddings, EmbeddingUsage
 from swarm.gateway.streams import first_refusal
-from swarm.gateway.translate import Run, read_prompts
+from swarm.gateway.translate import Runner, read_prompts
 from swarm.model.pooling import Pooling, read_pooling
 
 MAX_INPUTS = 1024
 AT_ONCE = 4  # inputs of one request; with more, others would wait for it
 
 
-async def embed(body: EmbeddingRequest, hosted: HostedModel, run: Run) -> tuple[Pooling, list[list[int]]]:
+async def embed(body: EmbeddingRequest, hosted: HostedModel, run: Runner) -> tuple[Pooling, list[list[int]]]:
     """How a request is to be embedded, and its inputs as token ids. Raises a `Refusal`."""
     pooling = await run(lambda: _pooling_of(hosted))
     _check_dimensions(body.dimensions, pooling, hosted.client.model.config.hidden_size)

@@ -13,16 +13,15 @@ import weakref
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 
-from swarm.gateway.auth import Key
-from swarm.gateway.constrain import Grammar, Vocabulary
-from swarm.gateway.gate import Gate, GateLimits
+from swarm.gateway.admission import Admission, AdmissionLimits, Workbench
+from swarm.gateway.auth import ApiKey
 from swarm.gateway.refusal import RETRY_LATER_S, Refusal, bad
-from swarm.gateway.work import Workbench
+from swarm.gateway.structured_output import Grammar, Vocabulary
 
 MAX_KEPT = 16
 MAX_ALIVE = 64  # kept ones, and those of replies in the making
 MAX_ANSWER_S = 15.0  # of the trial, on a machine where its processor time is long in coming
-_LIMITS = GateLimits(max_running=1, max_waiting=64, max_wait_s=30.0)
+_LIMITS = AdmissionLimits(max_running=1, max_waiting=64, max_wait_s=30.0)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
@@ -32,12 +31,12 @@ class Grammars:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._trial = _Trial(vocabulary)
-        self._gate = Gate(_LIMITS)
+        self._gate = Admission(_LIMITS)
         self._bench = Workbench(self._gate)
         self._kept: OrderedDict[bytes, Grammar | str] = OrderedDict()
         self._alive: weakref.WeakSet[Grammar] = weakref.WeakSet()
 
-    async def compile(self, text: str, param: str, key: Key) -> Grammar:
+    async def compile(self, text: str, param: str, key: ApiKey) -> Grammar:
         """The grammar, ready to be followed. Raises a `Refusal`: 400 naming `param`, 503 when all is busy."""
         digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
         found = self._kept.get(digest)
@@ -55,7 +54,7 @@ class Grammars:
         """End the trial's process."""
         await self._trial.close()
 
-    async def _compile(self, text: str, key: Key) -> Grammar | str:
+    async def _compile(self, text: str, key: ApiKey) -> Grammar | str:
         if len(self._alive) >= MAX_ALIVE:
             raise _busy(f"{MAX_ALIVE} grammars are in use")
         slot = await self._gate.enter(key)

@@ -12,14 +12,14 @@ from msgspec import UNSET, UnsetType
 
 from swarm.gateway import sse
 from swarm.gateway.choices import Choice, News, NumberedCall
-from swarm.gateway.dialect import Dialect, Letterhead
+from swarm.gateway.dialect import Dialect, ReplyHeader
 from swarm.gateway.messages_schema import (
+    AnthropicMessage,
     Block,
     CountTokensRequest,
     InnerBlock,
     InputJsonDelta,
     InputMessage,
-    Message,
     MessagesError,
     MessagesErrorDetail,
     MessagesEvent,
@@ -191,7 +191,7 @@ class MessagesDialect(Dialect):
     call_prefix: ClassVar[str] = "toolu"
     ping: ClassVar[bytes] = sse.event(b'{"type": "ping"}', "ping") + b"\n"
 
-    head: Letterhead
+    head: ReplyHeader
     blocks: list[ReplyBlock] = field(default_factory=list)
     _begun: bool = False
     _text: TextBlock | None = None  # the block that grows
@@ -226,7 +226,7 @@ class MessagesDialect(Dialect):
     def failed(self, refusal: Refusal, choices: Sequence[Choice]) -> list[bytes]:
         return [sse.event(error_body(refusal), "error")]
 
-    def whole(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> Message:
+    def whole(self, choices: Sequence[Choice], swarm: Provenance | UnsetType) -> AnthropicMessage:
         reason, sequence = _why(choices[0])
         return self._message(self.blocks, reason, sequence, self._usage(choices), swarm)
 
@@ -266,8 +266,8 @@ class MessagesDialect(Dialect):
         sequence: str | None,
         usage: MessagesUsage,
         swarm: Provenance | UnsetType = UNSET,
-    ) -> Message:
-        return Message(
+    ) -> AnthropicMessage:
+        return AnthropicMessage(
             id=self.head.id,
             model=self.head.model,
             content=content,

@@ -138,7 +138,7 @@ class MessagesUsage(Struct, kw_only=True):
     cache_read_input_tokens: int = 0
 
 
-class Message(Struct, kw_only=True):
+class AnthropicMessage(Struct, kw_only=True):
     """A reply."""
 
     id: str
@@ -175,7 +175,7 @@ class MessagesEvent(Struct, kw_only=True, omit_defaults=True):
     """One event of a stream; which fields it has follows from its type."""
 
     type: str
-    message: Message | UnsetType = UNSET
+    message: AnthropicMessage | UnsetType = UNSET
     index: int | UnsetType = UNSET
     content_block: ReplyBlock | UnsetType = UNSET
     delta: Any = UNSET  # a `TextDelta`, an `InputJsonDelta`, or a `StopDelta`

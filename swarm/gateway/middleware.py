@@ -12,15 +12,15 @@ from aiohttp import web
 
 from swarm.errors import SwarmError
 from swarm.gateway import messages
-from swarm.gateway.auth import ANYONE, Key, KeyFile
+from swarm.gateway.auth import ANYONE, ApiKey, KeyFile
 from swarm.gateway.body import IGNORED
-from swarm.gateway.instruments import Instruments
+from swarm.gateway.metrics import GatewayMetrics
 from swarm.gateway.refusal import Refusal, refusal_of
 from swarm.http_server import Hosts
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-KEY = web.RequestKey("key", Key)
+KEY = web.RequestKey("key", ApiKey)
 REQUEST_ID = web.RequestKey("request_id", str)
 NOTES = web.RequestKey("notes", dict[str, Any])  # further words for the log line, never content
 
@@ -40,7 +40,7 @@ class Door:
     keys: KeyFile
     origins: frozenset[str]
     hosts: Hosts
-    instruments: Instruments
+    instruments: GatewayMetrics
 
 
 def middlewares(door: Door) -> Sequence[Any]:
@@ -115,7 +115,7 @@ async def _guarded(request: web.Request, handler: Handler, door: Door) -> web.St
 
 def _credentials(request: web.Request) -> str | None:
     """As `Authorization` has them; Anthropic's clients have a header of their own."""
-    own = request.headers.get("X-API-Key")
+    own = request.headers.get("X-API-ApiKey")
     return request.headers.get("Authorization") or (f"Bearer {own}" if own else None)
 
 

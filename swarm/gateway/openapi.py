@@ -11,8 +11,8 @@ import msgspec
 from swarm.config import software_version
 from swarm.gateway import messages
 from swarm.gateway.messages_schema import (
+    AnthropicMessage,
     CountTokensRequest,
-    Message,
     MessagesError,
     MessagesEvent,
     MessagesRequest,
@@ -43,7 +43,7 @@ _BODIES = (
     ModelEntry, ModelList, ErrorBody, Health, Cancelled,
     TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized, EmbeddingRequest, Embeddings,
     ResponsesRequest, Response, ResponseEvent, DeletedResponse,
-    MessagesRequest, Message, MessagesEvent, MessagesError, CountTokensRequest, TokenCount,
+    MessagesRequest, AnthropicMessage, MessagesEvent, MessagesError, CountTokensRequest, TokenCount,
 )  # fmt: skip
 _ASKED_OF_A_MODEL = tuple(kind for kind in _BODIES if kind.__name__.endswith("Request"))
 _ERRORS = {
@@ -111,7 +111,7 @@ def _paths() -> Schema:
             "post": _generation("complete", CompletionRequest, TextCompletion, TextCompletion)
         },
         messages.PATH: {
-            "post": _generation("message", MessagesRequest, Message, MessagesEvent, MessagesError)
+            "post": _generation("message", MessagesRequest, AnthropicMessage, MessagesEvent, MessagesError)
         },
         f"{messages.PATH}/count_tokens": {
             "post": _asking("countTokens", "Count tokens.", CountTokensRequest, TokenCount, MessagesError)
@@ -123,7 +123,8 @@ def _paths() -> Schema:
                 "summary": "Read a reply, from wherever its reader lost it.",
                 "parameters": [reply_id, last_seen, stream, after],
                 "responses": _answers(
-                    _reply_body(ChatCompletion, TextCompletion, Response, Message), _GENERATION_ERRORS
+                    _reply_body(ChatCompletion, TextCompletion, Response, AnthropicMessage),
+                    _GENERATION_ERRORS,
                 ),
             },
             "delete": {

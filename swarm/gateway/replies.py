@@ -70,7 +70,7 @@ class ReplyStore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Conversation:
+class _KeptConversation:
     owner: str
     messages: bytes  # as JSON
 
@@ -84,11 +84,11 @@ class Conversations:
 
     kept_bytes: int = CONVERSATION_BYTES
     kept_bytes_per_key: int = CONVERSATION_BYTES_PER_KEY
-    _kept: dict[str, _Conversation] = field(default_factory=dict)  # the one used last is last
+    _kept: dict[str, _KeptConversation] = field(default_factory=dict)  # the one used last is last
 
     def add(self, reply_id: str, owner: str, messages: Sequence[ChatMessage]) -> None:
         """Keep a conversation."""
-        self._kept[reply_id] = _Conversation(owner, msgspec.json.encode(messages))
+        self._kept[reply_id] = _KeptConversation(owner, msgspec.json.encode(messages))
         self._shrink(
             [each for each, kept in self._kept.items() if kept.owner == owner], self.kept_bytes_per_key
         )

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from swarm.errors import SwarmError
 from swarm.gateway import sse
 from swarm.gateway.choices import Choice, News, NumberedCall
-from swarm.gateway.dialect import Dialect, Letterhead
+from swarm.gateway.dialect import Dialect, ReplyHeader
 from swarm.gateway.refusal import Refusal, bad, only_text, refusal_of
 from swarm.gateway.responses_schema import (
     IncompleteDetails,
@@ -201,7 +201,7 @@ class ResponsesDialect(Dialect):
 
     tells_state: ClassVar[bool] = True
 
-    head: Letterhead
+    head: ReplyHeader
     body: ResponsesRequest
     sampled: Mapping[str, float]  # temperature and top_p, as they are
     items: list[OutputItem] = field(default_factory=list)

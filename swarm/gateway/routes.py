@@ -11,16 +11,14 @@ import msgspec
 from aiohttp import web
 
 from swarm.gateway import messages, responses, sse
+from swarm.gateway.admission import Admission, Workbench
 from swarm.gateway.body import BodyRules, read_body
 from swarm.gateway.choices import Choice
-from swarm.gateway.constrain import Grammar
-from swarm.gateway.dialect import ChatDialect, Dialect, Letterhead, TextDialect
+from swarm.gateway.dialect import ChatDialect, Dialect, ReplyHeader, TextDialect
 from swarm.gateway.embeddings import answer, embed
-from swarm.gateway.forms import Form
-from swarm.gateway.gate import Gate
-from swarm.gateway.instruments import Instruments
 from swarm.gateway.messages import MessagesDialect
 from swarm.gateway.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
+from swarm.gateway.metrics import GatewayMetrics
 from swarm.gateway.middleware import KEY, NOTES
 from swarm.gateway.models import HostedModel
 from swarm.gateway.openapi import document
@@ -42,9 +40,9 @@ from swarm.gateway.schema import (
     TokenizeRequest,
 )
 from swarm.gateway.streams import LiveReply, ReplyPlan
+from swarm.gateway.structured_output import Grammar, OutputFormat
 from swarm.gateway.tools import make_parser
-from swarm.gateway.translate import Run, Task, chat_task, completion_task, count_chat, detokenize, tokenize
-from swarm.gateway.work import Workbench
+from swarm.gateway.translate import Runner, Task, chat_task, completion_task, count_chat, detokenize, tokenize
 from swarm.metrics import CONTENT_TYPE
 
 # So long a stream's headers wait for its first event, so that an early failure has a status of its own.
@@ -58,10 +56,10 @@ class Api:
     """The handlers of one gateway."""
 
     models: Mapping[str, HostedModel]
-    gate: Gate
+    gate: Admission
     replies: ReplyStore
     conversations: Conversations
-    instruments: Instruments
+    instruments: GatewayMetrics
     bench: Workbench
     deadline_s: float
     rules: BodyRules
@@ -104,7 +102,7 @@ class Api:
         owner, earlier = request[KEY].name, body.previous_response_id
         chat = responses.chat_of(body, self.conversations.get(earlier, owner) if earlier else [])
 
-        def begin(head: Letterhead, task: Task) -> Dialect:
+        def begin(head: ReplyHeader, task: Task) -> Dialect:
             sampling = task.requests[0].sampling
             sampled = {"temperature": sampling.temperature, "top_p": sampling.top_p}
             return ResponsesDialect(head, msgspec.structs.replace(body, input=""), sampled)
@@ -242,8 +240,8 @@ class Api:
             )
         return hosted
 
-    def _head(self, kind: str, body: CommonRequest, hosted: HostedModel, task: Task) -> Letterhead:
-        return Letterhead(
+    def _head(self, kind: str, body: CommonRequest, hosted: HostedModel, task: Task) -> ReplyHeader:
+        return ReplyHeader(
             id=f"{kind}{secrets.token_hex(16)}",
             created=int(time.time()),
             model=hosted.name,
@@ -252,7 +250,7 @@ class Api:
             usage_in_stream=bool(body.stream and body.stream_options and body.stream_options.include_usage),
         )
 
-    def _admit(self, request: web.Request, body: CommonRequest) -> Run:
+    def _admit(self, request: web.Request, body: CommonRequest) -> Runner:
         """Count the request, before any work is done for it. Raises a `Refusal`."""
         if body.stream_options is not None and not body.stream:
             raise bad("stream_options", "stream_options is set without stream", "Set stream to true.")
@@ -264,7 +262,7 @@ class Api:
         request: web.Request,
         chat: ChatRequest,
         kind: str,
-        begin: Callable[[Letterhead, Task], Dialect],
+        begin: Callable[[ReplyHeader, Task], Dialect],
         keep: Keep | None = None,
     ) -> web.StreamResponse:
         """Answer a chat, in whatever dialect it was asked for."""
@@ -324,7 +322,7 @@ class Api:
         ]
         return LiveReply(plan, choices, self.instruments, task.size_bytes)
 
-    async def _grammar(self, request: web.Request, hosted: HostedModel, form: Form) -> Grammar:
+    async def _grammar(self, request: web.Request, hosted: HostedModel, form: OutputFormat) -> Grammar:
         grammars = await hosted.grammars()
         return await grammars.compile(form.grammar, form.param, request[KEY])
 

@@ -18,7 +18,7 @@ _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,80}):(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EventPlace:
     """The last event that a reader has seen."""
 
     reply_id: str
@@ -35,9 +35,9 @@ def with_id(reply_id: str, number: int, lines: bytes) -> bytes:
     return b"id: %s:%d\n%s\n" % (reply_id.encode(), number, lines)
 
 
-def parse_event_id(text: str) -> Place:
+def parse_event_id(text: str) -> EventPlace:
     """Read `Last-Event-ID`. Raises `Refusal`."""
     match = _EVENT_ID.fullmatch(text.strip())
     if match is None:
         raise bad("Last-Event-ID", f"Last-Event-ID is {text[:80]!r}", "Send the id of an event, as it came.")
-    return Place(match[1], int(match[2]))
+    return EventPlace(match[1], int(match[2]))

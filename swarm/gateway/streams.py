@@ -20,13 +20,13 @@ from swarm.client.client import Client
 from swarm.client.generation import Generation, Request
 from swarm.errors import SwarmError
 from swarm.gateway import sse
+from swarm.gateway.admission import Slot
 from swarm.gateway.choices import Choice
-from swarm.gateway.constrain import Grammar
-from swarm.gateway.dialect import Dialect, Letterhead
-from swarm.gateway.gate import Slot
-from swarm.gateway.instruments import Instruments
+from swarm.gateway.dialect import Dialect, ReplyHeader
+from swarm.gateway.metrics import GatewayMetrics
 from swarm.gateway.refusal import Refusal, refusal_of
 from swarm.gateway.schema import Provenance
+from swarm.gateway.structured_output import Grammar
 
 PING_S = 5.0
 _OBJECTS_PER_EVENT = 4  # bytes that the choices of an unfinished reply hold for each byte of its events
@@ -42,7 +42,7 @@ def _nothing(choices: Sequence[Choice]) -> None:
 class ReplyPlan:
     """What a reply is, and how it is told."""
 
-    head: Letterhead
+    head: ReplyHeader
     dialect: Dialect
     client: Client
     owner: str  # the key it belongs to
@@ -59,7 +59,7 @@ class LiveReply:
 
     plan: ReplyPlan
     choices: list[Choice]
-    instruments: Instruments
+    instruments: GatewayMetrics
     request_bytes: int = 0  # what it needs to go on
     failure: Refusal | None = None
     finished: bool = False

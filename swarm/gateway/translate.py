@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 from swarm.client.generation import Request, check_request
 from swarm.errors import ContextOverflow, EmptyPrompt, RequestError
 from swarm.gateway import tools
-from swarm.gateway.forms import Form, form_of, form_of_chat
 from swarm.gateway.models import HostedModel
 from swarm.gateway.prompts import encode_chat, tool_style
 from swarm.gateway.refusal import bad
@@ -24,6 +23,7 @@ from swarm.gateway.schema import (
     Tool,
 )
 from swarm.gateway.scores import PromptScores, TokenBytes, offsets_of
+from swarm.gateway.structured_output import OutputFormat, form_of, form_of_chat
 from swarm.model.sampling import Sampling
 
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ class Task:
     requests: tuple[Request, ...]
     prompt_tokens: int  # of all prompts, each once
     top_logprobs: int | None = None  # None: no log probabilities
-    form: Form | None = None
+    form: OutputFormat | None = None
     tool_style: tools.Style | None = None  # None: calls are not looked for
     tool_names: frozenset[str] = frozenset()
     echoes: tuple[str, ...] = ()  # the prompt of each choice, where it is to be repeated
@@ -76,13 +76,13 @@ class Task:
         return texts + _BYTES_PER_NUMBER * (numbers + sum(map(len, set(self.echo_offsets))))
 
 
-class Run(Protocol):
+class Runner(Protocol):
     """Runs a function off the event loop, when there is room for one more."""
 
     def __call__(self, work: Callable[[], Result]) -> Awaitable[Result]: ...
 
 
-async def chat_task(body: ChatRequest, hosted: HostedModel, run: Run) -> Task:
+async def chat_task(body: ChatRequest, hosted: HostedModel, run: Runner) -> Task:
     """Read a chat. Raises a `Refusal` or another `SwarmError` for what cannot be done."""
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs", "top_logprobs is set without logprobs", "Set logprobs to true.")
@@ -90,7 +90,7 @@ async def chat_task(body: ChatRequest, hosted: HostedModel, run: Run) -> Task:
     return await run(lambda: _read_chat(body, hosted))
 
 
-async def completion_task(body: CompletionRequest, hosted: HostedModel, run: Run) -> Task:
+async def completion_task(body: CompletionRequest, hosted: HostedModel, run: Runner) -> Task:
     """Read a plain completion. Raises as `chat_task`."""
     if body.suffix:
         raise bad("suffix", "The model cannot fill a gap before a suffix", "Leave suffix out.", "unsupported")
@@ -100,7 +100,7 @@ async def completion_task(body: CompletionRequest, hosted: HostedModel, run: Run
     return await run(lambda: _read_completion(body, hosted))
 
 
-async def tokenize(body: TokenizeRequest, hosted: HostedModel, run: Run) -> list[int]:
+async def tokenize(body: TokenizeRequest, hosted: HostedModel, run: Runner) -> list[int]:
     """The token ids of a prompt or a chat. Raises a `Refusal`."""
     if (body.prompt is None) == (body.messages is None):
         raise bad("prompt", "Either prompt or messages must be given", "Send one of them.")
@@ -117,12 +117,12 @@ async def tokenize(body: TokenizeRequest, hosted: HostedModel, run: Run) -> list
     return await run(lambda: _chat_ids(chat, hosted, body.tools or []))
 
 
-async def count_chat(body: ChatRequest, hosted: HostedModel, run: Run) -> int:
+async def count_chat(body: ChatRequest, hosted: HostedModel, run: Runner) -> int:
     """How many tokens the prompt of a chat has. Raises a `Refusal`."""
     return len(await run(lambda: _chat_ids(body, hosted, _offered(body))))
 
 
-async def detokenize(body: DetokenizeRequest, hosted: HostedModel, run: Run) -> str:
+async def detokenize(body: DetokenizeRequest, hosted: HostedModel, run: Runner) -> str:
     """The text of token ids, control tokens too. Raises a `Refusal`."""
     config, tokenizer = hosted.client.model.config, hosted.client.model.tokenizer
     ids = _known(body.tokens, "tokens", config.vocab_size)

@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from swarm.gateway.admission import AdmissionLimits
 from swarm.gateway.auth import add_key
-from swarm.gateway.gate import GateLimits
 from tests.gateway.conftest import HELLO, MODEL, eventually, read_events
 
 
@@ -150,7 +150,7 @@ async def test_a_preflight_lets_pages_of_an_origin_use_every_dialect(serve):
 
 
 async def test_a_wait_in_the_queue_is_the_same_in_every_dialect(serve):
-    async with serve(cost_s=SLOW_S, limits=GateLimits(max_running=1, max_waiting=1)) as served:
+    async with serve(cost_s=SLOW_S, limits=AdmissionLimits(max_running=1, max_waiting=1)) as served:
         first, second = (
             asyncio.create_task(served.post(DIALECTS[0].path, DIALECTS[0].asked(20))) for _ in range(2)
         )

@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from swarm.gateway.constrain import Vocabulary
+from swarm.gateway.structured_output import Vocabulary
 from swarm.model.tokenizer import Tokenizer as SwarmTokenizer
 from swarm.testing.clock import run_virtual
 from swarm.testing.swarm import InProcessSwarm

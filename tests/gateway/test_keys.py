@@ -7,9 +7,9 @@ import pytest
 
 from swarm.cli.main import run
 from swarm.errors import ConfigurationError, UsageError
+from swarm.gateway.admission import AdmissionLimits
 from swarm.gateway.app import Gateway, GatewayConfig
 from swarm.gateway.auth import KeyFile, add_key, read_keys
-from swarm.gateway.gate import GateLimits
 from tests.gateway.conftest import CHAT, HELLO, MODEL, eventually
 
 BODY = {"model": MODEL, "messages": HELLO, "max_tokens": 3}
@@ -162,7 +162,7 @@ async def test_a_reply_of_another_key_cannot_be_read(serve, keys):
 
 
 async def test_a_full_gateway_is_a_503_with_the_place_in_the_queue(serve):
-    async with serve(cost_s=0.01, limits=GateLimits(max_running=1, max_waiting=0)) as served:
+    async with serve(cost_s=0.01, limits=AdmissionLimits(max_running=1, max_waiting=0)) as served:
         response = await served.http.post(CHAT, json=LONG)
         status, body, headers = await served.post(CHAT, BODY)
         response.close()
@@ -172,10 +172,14 @@ async def test_a_full_gateway_is_a_503_with_the_place_in_the_queue(serve):
 
 
 async def test_one_who_waits_too_long_is_told_the_place_and_one_who_waits_is_served(serve):
-    async with serve(cost_s=0.002, limits=GateLimits(max_running=1, max_waiting=5, max_wait_s=30)) as served:
+    async with serve(
+        cost_s=0.002, limits=AdmissionLimits(max_running=1, max_waiting=5, max_wait_s=30)
+    ) as served:
         answers = await asyncio.gather(*(served.post(CHAT, BODY | {"max_tokens": 30}) for _ in range(4)))
         assert [status for status, _, _ in answers] == [200] * 4
-    async with serve(cost_s=0.01, limits=GateLimits(max_running=1, max_waiting=5, max_wait_s=0.1)) as served:
+    async with serve(
+        cost_s=0.01, limits=AdmissionLimits(max_running=1, max_waiting=5, max_wait_s=0.1)
+    ) as served:
         response = await served.http.post(CHAT, json=LONG)
         status, body, _ = await served.post(CHAT, BODY)
         response.close()

@@ -7,9 +7,8 @@ import shutil
 import msgspec
 import pytest
 
-from swarm.gateway.encoding import encoder_of
 from swarm.gateway.manners import Manners
-from swarm.gateway.prompts import encode_chat, learn_manners
+from swarm.gateway.prompts import encode_chat, encoder_of, learn_manners
 from swarm.gateway.schema import ChatRequest
 from swarm.model.tokenizer import load_tokenizer
 from swarm.testing.tiny_models import CHAT_TEMPLATE

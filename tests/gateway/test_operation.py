@@ -5,7 +5,7 @@ import logging
 import msgspec
 import pytest
 
-from swarm.gateway.coldstart import FIRST_LOADING_S, LoadingWatch
+from swarm.gateway.models import FIRST_LOADING_S, LoadingWatch
 from swarm.gateway.openapi import document
 from swarm.values import Span
 from swarm.wire.messages import WIRE_VERSION

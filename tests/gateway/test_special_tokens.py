@@ -4,8 +4,7 @@ import msgspec
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from swarm.gateway.encoding import encoder_of
-from swarm.gateway.prompts import encode_chat, learn_manners
+from swarm.gateway.prompts import encode_chat, encoder_of, learn_manners
 from swarm.gateway.schema import ChatRequest
 from swarm.model.tokenizer import Tokenizer, load_tokenizer
 

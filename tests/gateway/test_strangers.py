@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from swarm.errors import ContextOverflow
+from swarm.gateway.admission import Admission, AdmissionLimits, Workbench
 from swarm.gateway.auth import ANYONE, add_key
-from swarm.gateway.constrain import Vocabulary
-from swarm.gateway.encoding import PIECE_CHARS, Encoder
-from swarm.gateway.gate import Gate, GateLimits
 from swarm.gateway.grammars import MAX_KEPT
+from swarm.gateway.prompts import PIECE_CHARS, Encoder
 from swarm.gateway.refusal import Refusal
-from swarm.gateway.work import Workbench
+from swarm.gateway.structured_output import Vocabulary
 from swarm.model.tokenizer import Tokenizer, load_tokenizer
 from tests.gateway.conftest import CHAT, HELLO, MODEL
 
@@ -239,7 +238,7 @@ async def test_a_body_that_does_not_arrive_is_a_408(serve, monkeypatch):
 
 
 async def test_a_request_that_was_given_up_holds_its_place_until_its_work_is_done(serve):
-    gate, go_on = Gate(GateLimits(max_running=1, max_waiting=0)), threading.Event()
+    gate, go_on = Admission(AdmissionLimits(max_running=1, max_waiting=0)), threading.Event()
     bench = Workbench(gate)
     asked = asyncio.ensure_future(bench.run(ANYONE, go_on.wait))
     await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ from swarm.gateway.choices import Choice
 from swarm.metrics import Metrics
 
 
-class Instruments:
+class GatewayMetrics:
     """The gateway's metrics in a registry of their own."""
 
     def __init__(self) -> None:
