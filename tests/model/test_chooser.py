@@ -35,7 +35,7 @@ class Measuring:
 def test_what_was_measured_here_can_be_told(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     MeasuringChooser(tmp_path, Measuring()).choose([LARGE], Form(torch.bfloat16, "int8"))
-    assert known_choices(tmp_path) == {"1 threads | bf16+int8 1024x512": MEASURED}
+    assert known_choices(tmp_path) == {"threads 1 | bf16+int8 1024x512": MEASURED}
     monkeypatch.setattr("swarm.model.linear.chooser.build", lambda: "1.0")
     assert known_choices(tmp_path) == {}
 

@@ -44,8 +44,9 @@ LAYOUTS = {
 ROW_CLASSES = (1, 8, 64, None)  # most rows of each; None: any number
 _ROWS = (1, 4, 32, 128)  # measured for each class
 _WEIGHTS = (4, 2, 1, 2)  # of each class, when a layout is judged: most steps are of one row
-_MOST_ELEMENTS = 2**22  # of a weight: of a larger one a part is measured,
-_ALIGNED_OUTPUTS = 64  # shorter by a multiple of this, so that what suits one suits the other
+_MOST_ELEMENTS = 2**22  # of a weight: of a larger one a part is measured
+_SAMPLE_OUTPUTS = 256  # of a weight, on which kernels are looked at for exactness
+_ALIGNED_OUTPUTS = 64
 _PASS_ELEMENTS = (3 * 2**21, 3 * 2**21, 2**21, 2**20)  # gone through at a time, by class
 _ROUNDS, _MOST_ROUNDS, _ROUNDS_S = 3, 12, 0.05
 _LEAST_ELEMENTS = 2**17  # of a weight for which it matters
@@ -142,13 +143,19 @@ def measure_choice(shape: Shape, form: Form) -> Choice:
     """Measure all candidates for a weight, with the threads that torch is set to, and take the best."""
     # A thread's own time does not run while others have its core; of several threads it tells too little.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    surplus = max(0, shape.outputs - max(_ALIGNED_OUTPUTS, _MOST_ELEMENTS // shape.inputs))
-    part = Shape(shape.outputs - surplus // _ALIGNED_OUTPUTS * _ALIGNED_OUTPUTS, shape.inputs)
+    part = Shape(_fewer(shape.outputs, _MOST_ELEMENTS // shape.inputs), shape.inputs)
     weight = _some(part.outputs, part.inputs, form.dtype) * part.inputs**-0.5
-    usable = {layout.name: kernels for layout in candidates(form) if (kernels := _usable(layout, weight))}
+    sample = weight[: _fewer(part.outputs, _SAMPLE_OUTPUTS)]
+    usable = {layout.name: kernels for layout in candidates(form) if (kernels := _usable(layout, sample))}
     with torch.inference_mode():
         times = dict(_timed(usable, weight, clock))
     return best_choice(times) if times else plain_choice(form)
+
+
+def _fewer(outputs: int, most: int) -> int:
+    """About as many as `most`, fewer by whole blocks, so that what suits the one suits the other."""
+    surplus = max(0, outputs - max(_ALIGNED_OUTPUTS, most))
+    return outputs - surplus // _ALIGNED_OUTPUTS * _ALIGNED_OUTPUTS
 
 
 def best_choice(times: Times) -> Choice:
@@ -234,7 +241,7 @@ def _timed(
     usable: Mapping[str, dict[int, list[Kernel]]], weight: Tensor, clock: Callable[[], float]
 ) -> Iterator[tuple[tuple[str, str, int], float]]:
     copies = max(1, min(16, _PASS_ELEMENTS[0] // weight.numel()))
-    packed = {name: [LAYOUTS[name].pack(weight) for _ in range(copies)] for name in usable}
+    packed = {name: _copies(LAYOUTS[name].pack(weight), copies) for name in usable}
     for index, rows in enumerate(_ROWS):
         x = _some(rows, weight.shape[1], weight.dtype)
         used = max(1, min(copies, _PASS_ELEMENTS[index] // weight.numel()))
@@ -245,6 +252,12 @@ def _timed(
         }
         least = _least_of_rounds(works, x, clock)
         yield from ((each, seconds / used) for each, seconds in least.items())
+
+
+def _copies(packed: Packed, count: int) -> list[Packed]:
+    """Cheaper than to pack again."""
+    more = [tuple(part.clone() for part in packed) for _ in range(count - 1)]
+    return [packed, *more]
 
 
 def _least_of_rounds(

@@ -115,7 +115,7 @@ def known_choices(folder: Path) -> dict[str, Choice]:
 def _key(shape: Shape, form: Form) -> str:
     kind = dtype_name(form.dtype) + ("" if form.quantization == "none" else f"+{form.quantization}")
     legible = " legible" if form.legible else ""
-    measured = f"{torch.get_num_threads()} threads | {kind} {shape}{legible} | of {known_kernels(form)}"
+    measured = f"threads {torch.get_num_threads()} | {kind} {shape}{legible} | of {known_kernels(form)}"
     return f"{processor()} | torch {build()} | {measured}"
 
 
