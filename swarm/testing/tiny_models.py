@@ -24,6 +24,7 @@ VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 ROPES: Mapping[str, Mapping[str, object]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "llama3": {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -83,6 +84,7 @@ def _config(model: TinyModel) -> dict[str, object]:
         "rope_scaling": None if model.rope == "default" else dict(ROPES[model.rope]),
         "hidden_act": "silu",
         "sliding_window": None,
+        "pad_token_id": 0,
         "tie_word_embeddings": False,
         "torch_dtype": model.dtype,
         "bos_token_id": VOCAB_SIZE - 3,
@@ -96,13 +98,14 @@ def _random_tensors(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     for block in range(config.num_blocks):
         shapes |= block_tensors(config, block)
     generator = torch.Generator().manual_seed(seed)
-    return {name: _random(name, shape, generator) for name, shape in shapes.items()}
+    mean = 0 if config.design.norm == "rms one more" else 1
+    return {name: _random(name, shape, generator, mean) for name, shape in shapes.items()}
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, norm_mean: int) -> Tensor:
     tensor = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
-        return 1 + 0.1 * tensor
+        return norm_mean + 0.1 * tensor
     return tensor * (
         0.1 if len(shape) == 1 else shape[-1] ** -0.5 * 1.5
     )  # lively enough to tell prompts apart

@@ -114,19 +114,19 @@ def test_a_senseless_field_is_named(tmp_path, field, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mixtral"}, "'mixtral'.* Supported: llama, mistral, qwen2, qwen3"),
+        ({"model_type": "mixtral"}, "'mixtral'.* Supported: cohere2, gemma2, .*, starcoder2"),
         (
-            {"rope_scaling": {"rope_type": "longrope"}},
-            "'longrope'.* Supported: default, linear, llama3, yarn",
+            {"rope_scaling": {"rope_type": "mrope"}},
+            "'mrope'.* Supported: default, linear, dynamic, llama3, yarn",
         ),
-        ({"hidden_act": "gelu"}, "'gelu'.* Supported: silu"),
+        ({"hidden_act": "relu2"}, "'relu2'.* Supported: silu"),
         ({"torch_dtype": "float8_e4m3fn"}, "'float8_e4m3fn'.* Supported: bfloat16, float16, float32"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
-        ({"rope_parameters": {}, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": {}, "rope_scaling": {"type": "mrope", "factor": 2.0}}, "'mrope'"),
         (
-            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "'dynamic'",
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"rope_type": "mrope", "factor": 2.0}},
+            "'mrope'",
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "each kind of layer"),
         ({"compression_config": {"format": "int-quantized"}}, "quantised .int-quantized."),
@@ -297,6 +297,34 @@ def test_the_canonical_form_ignores_what_is_not_computed_with(tmp_path):
     assert other.canonical() == plain.canonical()
     assert replace(plain, rms_norm_eps=1e-6).canonical() != plain.canonical()
     assert replace(plain, rope=Rope(theta=2e4)).canonical() != plain.canonical()
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("llama", {}),
+        ("qwen3", {"head_dim": 128, "qk_norm": True}),
+        ("mistral", {"rope": {"factor": 2.0, "type": "linear"}, "windows": [16] * 4}),
+    ],
+)
+def test_the_canonical_form_of_the_first_families_never_changes(tmp_path, family, more):
+    scaling = {"rope_type": "linear", "factor": 2.0} if "rope" in more else None
+    config = read(tmp_path, model_type=family, sliding_window=16, rope_scaling=scaling)
+    expected = {
+        "context_length": 512 if scaling else 256,
+        "head_dim": 8,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "model_type": family,
+        "num_blocks": 4,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope": {},
+        "vocab_size": 259,
+        **more,
+    }
+    assert config.canonical() == json.dumps(expected, sort_keys=True, separators=(",", ":")).encode()
 
 
 def test_a_span_outside_the_model_is_refused_with_what_there_is(tmp_path):
