@@ -45,7 +45,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """What to write. `overrides` are fields of config.json, in Hugging Face's spelling."""
+    """What to write. `overrides` are fields of config.json in Hugging Face's spelling; `left_out` are not."""
 
     family: str = "llama"
     num_blocks: int = 4
@@ -54,6 +54,7 @@ class TinyModel:
     seed: int = 0
     shards: int = 1
     overrides: Mapping[str, object] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
 
 
 def write_tiny_model(directory: Path, model: TinyModel = TinyModel()) -> ModelConfig:
@@ -69,7 +70,7 @@ def write_tiny_model(directory: Path, model: TinyModel = TinyModel()) -> ModelCo
 
 
 def _config(model: TinyModel) -> dict[str, object]:
-    return {
+    fields = {
         "model_type": model.family,
         "num_hidden_layers": model.num_blocks,
         "hidden_size": 48,
@@ -91,6 +92,7 @@ def _config(model: TinyModel) -> dict[str, object]:
         "eos_token_id": VOCAB_SIZE - 1,
         **model.overrides,
     }
+    return {name: value for name, value in fields.items() if name not in model.left_out}
 
 
 def _random_tensors(config: ModelConfig, seed: int) -> dict[str, Tensor]:

@@ -47,5 +47,4 @@ def read_traits(fields: Fields) -> Traits:
         ),
         rope=rope,
         ropes=tuple(None if window is None else rope for window in windows),
-        head_dim=fields.count("hidden_size") // fields.count("num_attention_heads"),
     )
