@@ -60,7 +60,15 @@ def _tile(position: int, start: int, end: int, window: int | None, dtype: torch.
     )
 
 
-def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What is made of the products of queries and keys."""
+
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
+    softcap: float | None = None  # they stay between plus and minus this
+
+
+def attend(queries: Tensor, segments: Sequence[Segment], block: int, scores: Scores = Scores()) -> Tensor:
     """Attention of queries [rows, heads, head_dim] over the caches; gives [rows, heads * head_dim].
 
     Computes in the dtype of the queries, which the tiles must share and the caches need not. The
@@ -68,7 +76,11 @@ def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
     """
     parts = [
         _attend_tile(
-            queries.narrow(0, segment.start + tile.start, tile.end - tile.start), segment.cache, tile, block
+            queries.narrow(0, segment.start + tile.start, tile.end - tile.start),
+            segment.cache,
+            tile,
+            block,
+            scores,
         )
         for segment in segments
         for tile in segment.tiles
@@ -76,7 +88,7 @@ def attend(queries: Tensor, segments: Sequence[Segment], block: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend_tile(queries: Tensor, cache: KVCache, tile: Tile, block: int) -> Tensor:
+def _attend_tile(queries: Tensor, cache: KVCache, tile: Tile, block: int, scores: Scores) -> Tensor:
     rows, heads, head_dim = queries.shape
     both = cache.read(block, tile.first, tile.last).to(queries.dtype)
     keys, values = both.narrow(0, 0, 1), both.narrow(0, 1, 1)  # each [1, kv_heads, n, head_dim]
@@ -84,11 +96,19 @@ def _attend_tile(queries: Tensor, cache: KVCache, tile: Tile, block: int) -> Ten
     if rows == 1:
         # The query heads of a group become rows: every key is read once, not once per query head.
         grouped = queries.view(1, kv_heads, heads // kv_heads, head_dim)
-        return F.scaled_dot_product_attention(grouped, keys, values).reshape(1, heads * head_dim)
+        return _mix(grouped, keys, values, None, scores).reshape(1, heads * head_dim)
     # The groups become the batch, over which keys, values and mask are broadcast without a copy.
     grouped = queries.view(rows, kv_heads, heads // kv_heads, head_dim).permute(2, 1, 0, 3)
     shape = (len(grouped), -1, -1, -1)
-    mixed = F.scaled_dot_product_attention(
-        grouped, keys.expand(shape), values.expand(shape), attn_mask=tile.mask
-    )
+    mixed = _mix(grouped, keys.expand(shape), values.expand(shape), tile.mask, scores)
     return mixed.permute(2, 1, 0, 3).reshape(rows, heads * head_dim)
+
+
+def _mix(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    if scores.softcap is None:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scores.scale)
+    scale = queries.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+    products = (queries @ keys.mT).mul_(scale / scores.softcap).tanh_().mul_(scores.softcap)
+    if mask is not None:
+        products += mask
+    return products.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.errors import UnsupportedModel, UsageError
-from swarm.model.architectures.registry import SUPPORTED_MODEL_TYPES, family_of
-from swarm.model.architectures.traits import Windows
+from swarm.model.architectures.registry import Family, causal_model_names, family_of
+from swarm.model.architectures.traits import PLAIN, BlockNames, Design, Windows
 from swarm.model.fields import Fields, brief, read_fields
 from swarm.model.ranges import MAX_ATTENTION_WIDTH
 from swarm.model.rope import Rope, extended_context, read_rope
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 _MAX_NAME_CHARS = 80
 _DEFAULT_TOP_K = 50  # transformers'
 _LEAST_TOP_P = 1e-6  # no token's probability is as small and the largest
+_ACTIVATIONS = {  # what transformers calls them, and what they are
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
+    "gelu_new": "gelu_pytorch_tanh",
+}
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -48,6 +55,8 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    design: Design = PLAIN
+    ropes: tuple[Rope | None, ...] = ()  # by block, None for no positions; empty: `rope` everywhere
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # as stored; a peer may compute in another
     bos_token_id: int | None = None
@@ -56,6 +65,10 @@ class ModelConfig:
     def window(self, block: int) -> int | None:
         """How many tokens back the block sees, itself included; None for all."""
         return self.windows[block] if self.windows else None
+
+    def rope_of(self, block: int) -> Rope | None:
+        """The block's rotary embedding; None for a block without positions."""
+        return self.ropes[block] if self.ropes else self.rope
 
     def check_span(self, span: Span) -> None:
         """Raise `UsageError` when the span reaches past the model's last block."""
@@ -76,10 +89,14 @@ class ModelConfig:
             kept.pop(name, None)
         if "rope" in kept:
             kept["rope"] = _non_default(self.rope)
+        if "ropes" in kept:
+            kept["ropes"] = [None if rope is None else _non_default(rope) for rope in self.ropes]
+        if "design" in kept:
+            kept["design"] = {**_non_default(self.design), "names": _non_default(self.design.names)}
         return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _non_default(value: ModelConfig | Rope) -> dict[str, object]:
+def _non_default(value: ModelConfig | Rope | Design | BlockNames) -> dict[str, object]:
     return {
         each.name: getattr(value, each.name)
         for each in dataclasses.fields(value)
@@ -99,10 +116,12 @@ def read_config(directory: Path) -> ModelConfig:
         raise written.broken("model_type", "is missing")
     family = family_of(model_type, written)
     fields = written.with_defaults(family.defaults)
-    _refuse_unsupported(fields)
-    traits, rope = family.read_traits(fields), read_rope(fields)
+    _refuse_unsupported(fields, model_type, family)
+    traits = family.read_traits(fields)
+    rope = traits.rope or read_rope(fields)
     num_heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
+    head_dim = fields.count_or("head_dim", hidden_size // num_heads)
     config = ModelConfig(
         model_type=model_type,
         num_blocks=fields.count("num_hidden_layers"),
@@ -110,9 +129,9 @@ def read_config(directory: Path) -> ModelConfig:
         intermediate_size=fields.count("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=fields.count_or("num_key_value_heads", num_heads),
-        head_dim=fields.count_or("head_dim", hidden_size // num_heads),
+        head_dim=head_dim if traits.head_dim is None else traits.head_dim,
         vocab_size=fields.count("vocab_size"),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.number(family.eps_key),
         context_length=extended_context(rope, fields),
         rope=rope,
         windows=traits.windows if any(traits.windows) else (),
@@ -120,6 +139,8 @@ def read_config(directory: Path) -> ModelConfig:
         output_bias=traits.output_bias,
         mlp_bias=traits.mlp_bias,
         qk_norm=traits.qk_norm,
+        design=dataclasses.replace(traits.design, activation=_read_activation(fields, family)),
+        ropes=traits.ropes,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_read_dtype(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
@@ -153,13 +174,18 @@ def read_generation_defaults(directory: Path) -> "Sampling":
     )
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    activation = fields.text_or("hidden_act", "silu")
-    if activation != "silu":
+def _read_activation(fields: Fields, family: Family) -> str:
+    name = fields.text_or(family.activation_key, "silu")
+    if name not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"The activation {activation!r} in {fields.path} is not supported", "Supported: silu."
+            f"The activation {name!r} in {fields.path} is not supported",
+            f"Supported: {', '.join(_ACTIVATIONS)}.",
         )
-    _refuse_other_tasks(fields)
+    return _ACTIVATIONS[name]
+
+
+def _refuse_unsupported(fields: Fields, model_type: str, family: Family) -> None:
+    _refuse_other_tasks(fields, model_type, family)
     for name in ("quantization_config", "compression_config"):
         section = fields.section(name)
         if section is not None:
@@ -170,13 +196,12 @@ def _refuse_unsupported(fields: Fields) -> None:
             )
 
 
-def _refuse_other_tasks(fields: Fields) -> None:
+def _refuse_other_tasks(fields: Fields, model_type: str, family: Family) -> None:
     """Refuse what has the tensors of a family and computes something else with them."""
     classes = fields.raw("architectures")
     if classes is not None and not isinstance(classes, list):
         raise fields.broken("architectures", f"is {brief(classes)}, not a list of names")
-    families = (*SUPPORTED_MODEL_TYPES, "ministral")
-    known = {f"{family}{kind}" for family in families for kind in ("forcausallm", "model")}
+    known = causal_model_names()
     if classes and not any(str(name).lower() in known for name in classes):
         name = str(classes[0])[:_MAX_NAME_CHARS]
         raise UnsupportedModel(
@@ -185,7 +210,7 @@ def _refuse_other_tasks(fields: Fields) -> None:
         )
     if not fields.flag("is_causal", True):
         raise UnsupportedModel(f"{fields.path} says that attention is not causal, which is not supported")
-    if fields.raw("auto_map"):
+    if fields.raw("auto_map") and not family.came_with_code:
         raise UnsupportedModel(
             f"{fields.path} has an auto_map: the model is computed by code of its own, which is never run",
             "Use a model that transformers computes without trust_remote_code.",
@@ -220,4 +245,16 @@ def _check_heads(config: ModelConfig, fields: Fields) -> None:
         raise fields.broken(
             "num_attention_heads",
             f"is {config.num_heads}, of {config.head_dim} each: more than {MAX_ATTENTION_WIDTH:,} in all",
+        )
+    for rope in {config.rope, *config.ropes}:
+        _check_turning(rope, config.head_dim, fields)
+
+
+def _check_turning(rope: Rope | None, head_dim: int, fields: Fields) -> None:
+    turning = head_dim if rope is None else rope.turning(head_dim)
+    if turning < 2 or turning % 2:
+        raise fields.broken("partial_rotary_factor", f"turns {turning} of {head_dim} components, not pairs")
+    if rope is not None and rope.type == "longrope" and len(rope.short_factors) != turning // 2:
+        raise fields.broken(
+            "rope_scaling", f"has {len(rope.short_factors)} short factors, not one for each of {turning // 2}"
         )

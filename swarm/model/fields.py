@@ -17,6 +17,7 @@ MAX_CONFIG_BYTES = 2**24  # the largest known, with every added token in it, has
 MAX_TOKENIZER_BYTES = 2**27  # the largest known has 35 MB
 MAX_TEXT_CHARS = 1000
 MAX_TOKEN_IDS = 256
+MAX_NUMBERS = 4096
 brief = reprlib.repr  # for messages: a value of any length, shortened
 REPULL = "Fetch the model again with `swarm model pull`, or check it with `swarm model verify`."
 T = TypeVar("T")
@@ -41,6 +42,14 @@ class Fields:
     def with_defaults(self, defaults: Mapping[str, object]) -> "Fields":
         """The same, where a key that is left out has its default. A null stays a null."""
         return Fields(self.path, {**defaults, **self._data}, self._prefix)
+
+    def with_fallback(self, name: str, value: object) -> "Fields":
+        """The same, with a value where there is none or a null."""
+        return (
+            self
+            if self.raw(name) is not None
+            else Fields(self.path, {**self._data, name: value}, self._prefix)
+        )
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None."""
@@ -82,6 +91,13 @@ class Fields:
         if not (_is_whole(value) or isinstance(value, float)) or not RANGES[name].holds(value):
             raise self.broken(name, f"is {brief(value)}, not a number {RANGES[name]}")
         return float(value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers within their range that must be there."""
+        values = self.raw(name)
+        if not isinstance(values, list) or len(values) > MAX_NUMBERS:
+            raise self.broken(name, f"is {brief(values)}, not a list of at most {MAX_NUMBERS:,} numbers")
+        return tuple(Fields(self.path, {name: value}, self._prefix).number(name) for value in values)
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean, or `default`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarm.errors import ModelError, RequestError
 from swarm.model.config import ModelConfig
-from swarm.model.layers import rms_norm
+from swarm.model.layers import Norm
 from swarm.model.linear.linear import Linear
 
 
@@ -28,10 +28,11 @@ class ScoredToken:
 class Head:
     """Embedding, final norm and lm_head (which may be the embedding once more)."""
 
-    def __init__(self, config: ModelConfig, embed_tokens: Tensor, norm: Tensor, lm_head: Linear) -> None:
+    def __init__(self, config: ModelConfig, embed_tokens: Tensor, norm: Norm, lm_head: Linear) -> None:
         self.config = config
         self._embed_tokens = embed_tokens  # [vocab, hidden]
         self._norm = norm  # [hidden]
+        self._embedding_scale = torch.tensor(config.design.embedding_multiplier, dtype=embed_tokens.dtype)
         self._lm_head = lm_head  # [vocab, hidden]
 
     @property
@@ -43,7 +44,7 @@ class Head:
     def weights_bytes(self) -> int:
         """Memory the weights take; tied embeddings count once."""
         tied = self._lm_head.packed[0] is self._embed_tokens
-        return self._embed_tokens.nbytes + self._norm.nbytes + (0 if tied else self._lm_head.size_bytes)
+        return self._embed_tokens.nbytes + self._norm.size_bytes + (0 if tied else self._lm_head.size_bytes)
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -54,17 +55,24 @@ class Head:
                     f"The token id {token_id} is not one of the model's {self.config.vocab_size}",
                     "Use the tokenizer of the same model.",
                 )
-        return self._embed_tokens[torch.tensor(ids, dtype=torch.long)]
+        hidden = self._embed_tokens[torch.tensor(ids, dtype=torch.long)]
+        return hidden if self.config.design.embedding_multiplier == 1 else hidden.mul_(self._embedding_scale)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [tokens, vocab] in fp32 from the last block's hidden states [tokens, hidden]."""
-        return self._lm_head(self.normed(hidden)).to(torch.float32)
+        logits = self._lm_head(self.normed(hidden)).to(torch.float32)
+        design = self.config.design
+        if design.logit_multiplier != 1:
+            logits = logits * design.logit_multiplier
+        if design.logit_softcap is not None:
+            logits = (logits / design.logit_softcap).tanh() * design.logit_softcap
+        return logits
 
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
         """The last block's hidden states [tokens, hidden] behind the final norm."""
-        return rms_norm(hidden.to(self.dtype), self._norm, self.config.rms_norm_eps)
+        return self._norm(hidden.to(self.dtype))
 
     @torch.inference_mode()
     def score(self, hidden: Tensor, following: Sequence[int], top: int) -> list[ScoredToken]:

@@ -12,7 +12,7 @@ from swarm.model.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, shard_fi
 from swarm.model.config import ModelConfig
 from swarm.model.files import StageProgress
 from swarm.model.hub import fetch_weights, origin
-from swarm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, block_tensor_names
+from swarm.model.weights import EMBEDDING, FINAL_NORM, FINAL_NORM_BIAS, LM_HEAD, block_tensor_names
 from swarm.security.manifest import Manifest
 from swarm.values import Span
 
@@ -24,7 +24,7 @@ def missing_of_span(directory: Path, config: ModelConfig, span: Span) -> list[st
 
 def missing_of_ends(directory: Path, manifest: Manifest) -> list[str]:
     """The files with embedding, final norm or lm_head that are not here."""
-    names = [EMBEDDING, FINAL_NORM]
+    names = [EMBEDDING, *(name for name in (FINAL_NORM, FINAL_NORM_BIAS) if name in manifest.tensors)]
     if LM_HEAD in manifest.tensors or not _has_index_with(
         directory, EMBEDDING
     ):  # tied, and stored as lm_head

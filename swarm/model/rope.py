@@ -2,16 +2,23 @@
 
 As in transformers: a `rope_scaling` that says anything is all there is, whatever `rope_parameters` says
 beside it; only the base frequency may stand outside.
+
+Two recipes of transformers change all positions at once when a text grows past the length that the model
+was first trained on (`dynamic`, `longrope`), so that its first tokens would have to be computed again. Here
+they are computed up to that length, where they are fixed, and the context ends there.
 """
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarm.errors import UnsupportedModel
 from swarm.model.fields import Fields
 from swarm.model.ranges import RANGES
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+_NO_ALIASES: Mapping[str, str] = {}
 _LEAST_TURNS = 1e-6
 
 
@@ -22,31 +29,84 @@ class Rope:
     type: str = "default"
     theta: float = 10_000.0
     factor: float = 1.0
-    original_context_length: int = 0  # llama3, yarn
+    original_context_length: int = 0  # llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn
+    attention_factor: float | None = None  # yarn, longrope
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    short_factors: tuple[float, ...] = ()  # longrope: a divisor for each frequency
+    share: float = 1.0  # of a head's components that turn, the first ones
+    interleaved: bool = False  # the pair of component 2i is 2i + 1, not i + half
+    query_growth: float = 0.0  # queries grow by so much times ln(1 + how often the original context is full)
+
+    def turning(self, head_dim: int) -> int:
+        """How many components of a head turn."""
+        return head_dim if self.type == "proportional" else int(head_dim * self.share)
 
 
-def read_rope(fields: Fields) -> Rope:
-    """The rotary embedding. Raises `BrokenModel` and `UnsupportedModel` as `read_config` does."""
+def read_rope(
+    fields: Fields,
+    *,
+    partial: bool = False,
+    interleaved: bool = False,
+    aliases: Mapping[str, str] = _NO_ALIASES,
+) -> Rope:
+    """The rotary embedding of all blocks.
+
+    A family says whether part of a head may turn (`partial`), how pairs lie, and what else it calls a type.
+    Raises `BrokenModel` and `UnsupportedModel` as `read_config` does.
+    """
     recipe = _recipe(fields)
+    theta = recipe.number_or("rope_theta", fields.number_or("rope_theta", 10_000.0))
+    rope = Rope(type=_read_type(recipe, fields, aliases), theta=theta, interleaved=interleaved)
+    return _read_kind(rope, recipe, fields, partial)
+
+
+def read_layered_ropes(
+    fields: Fields, theta: float, sliding_theta_key: str, sliding_theta: float
+) -> tuple[Rope, Rope]:
+    """Those of blocks that see all and of blocks that slide, as Gemma 3 writes them. A `rope_scaling` is for
+    the former. Raises as `read_rope`."""
+    newer = fields.section("rope_parameters") or Fields(fields.path, {})
+    full, sliding = newer.section("full_attention"), newer.section("sliding_attention")
+    scaling = fields.section("rope_scaling")
+    parts = {**(full.everything() if full else {}), **(scaling.everything() if scaling else {})}
+    recipe = Fields(fields.path, parts, "rope_scaling." if scaling else "rope_parameters.full_attention.")
+    sliding = sliding or Fields(fields.path, {})
+    bases = (
+        recipe.number_or("rope_theta", fields.number_or("rope_theta", theta)),
+        sliding.number_or("rope_theta", fields.number_or(sliding_theta_key, sliding_theta)),
+    )
+    ropes = [
+        _read_kind(Rope(type=_read_type(each, fields, _NO_ALIASES), theta=base), each, fields, partial=False)
+        for each, base in zip((recipe, sliding), bases, strict=True)
+    ]
+    return ropes[0], ropes[1]
+
+
+def _read_type(recipe: Fields, fields: Fields, aliases: Mapping[str, str]) -> str:
     rope_type = recipe.text_or("rope_type", recipe.text_or("type", "default"))
+    rope_type = aliases.get(rope_type, rope_type)
     if rope_type not in SUPPORTED_ROPE_TYPES:
         raise UnsupportedModel(
             f"The rotary embedding {rope_type!r} in {fields.path} is not supported",
             f"Supported: {', '.join(SUPPORTED_ROPE_TYPES)}.",
         )
-    if recipe.number_or("partial_rotary_factor", fields.number_or("partial_rotary_factor", 1.0)) != 1.0:
+    return rope_type
+
+
+def _read_kind(rope: Rope, recipe: Fields, fields: Fields, partial: bool) -> Rope:
+    share = recipe.number_or("partial_rotary_factor", fields.number_or("partial_rotary_factor", 1.0))
+    if share != 1.0 and not partial and rope.type != "proportional":
         raise UnsupportedModel(f"A partial rotary embedding, as in {fields.path}, is not supported")
-    theta = recipe.number_or("rope_theta", fields.number_or("rope_theta", 10_000.0))
-    rope = Rope(type=rope_type, theta=theta)
-    return rope if rope_type == "default" else _read_scaling(rope, recipe, fields)
+    rope = dataclasses.replace(rope, share=share)
+    if rope.type == "dynamic":
+        return dataclasses.replace(rope, type="default")
+    return rope if rope.type == "default" else _read_scaling(rope, recipe, fields)
 
 
 def extended_context(rope: Rope, fields: Fields) -> int:
@@ -59,6 +119,8 @@ def extended_context(rope: Rope, fields: Fields) -> int:
         stretched = context_length * rope.factor
     elif rope.type == "yarn":
         stretched = rope.original_context_length * rope.factor
+    elif rope.type == "longrope":
+        return min(context_length, rope.original_context_length)
     else:  # Llama 3's recipe says what was already stretched
         return context_length
     if stretched > RANGES["max_position_embeddings"].most:
@@ -84,11 +146,12 @@ def _read_scaling(rope: Rope, recipe: Fields, fields: Fields) -> Rope:
     original = fields.count_or(
         key, recipe.count_or(key, context_length)
     )  # the outer wins, as in transformers
-    factor = recipe.number_or("factor", context_length / original if rope.type == "yarn" else None)
+    has_own_factor = {"yarn": context_length / original, "longrope": context_length / original}
+    factor = recipe.number_or("factor", {**has_own_factor, "proportional": 1.0}.get(rope.type))
     if factor is None:
         raise recipe.broken("factor", "is missing")
     rope = dataclasses.replace(rope, factor=factor)
-    if rope.type == "linear":
+    if rope.type in ("linear", "proportional"):
         return rope
     rope = dataclasses.replace(rope, original_context_length=original)
     if rope.type == "llama3":
@@ -96,6 +159,12 @@ def _read_scaling(rope: Rope, recipe: Fields, fields: Fields) -> Rope:
         if high <= low:
             raise recipe.broken("high_freq_factor", f"is {high}, not above low_freq_factor, {low}")
         return dataclasses.replace(rope, low_freq_factor=low, high_freq_factor=high)
+    if rope.type == "longrope":
+        return dataclasses.replace(
+            rope,
+            attention_factor=recipe.number_or("attention_factor", _longrope_scale(factor, original)),
+            short_factors=recipe.numbers("short_factor"),
+        )
     return dataclasses.replace(
         rope,
         beta_fast=_turns(recipe, "beta_fast", 32.0),
@@ -105,6 +174,11 @@ def _read_scaling(rope: Rope, recipe: Fields, fields: Fields) -> Rope:
         mscale_all_dim=recipe.number_or("mscale_all_dim", None),
         truncate=recipe.flag("truncate", True),
     )
+
+
+def _longrope_scale(factor: float, original: int) -> float:
+    """LongRoPE (arXiv:2402.13753) as in transformers."""
+    return 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _turns(recipe: Fields, name: str, default: float) -> float:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ContextOverflow, UsageError
-from swarm.model.attention import Segment, attend, tiles
+from swarm.model.attention import Scores, Segment, attend, tiles
 from swarm.model.cache import KVCache
 from swarm.model.config import ModelConfig
 from swarm.model.dtypes import dtype_name
-from swarm.model.layers import gated_silu, rms_norm
+from swarm.model.layers import Norm, activation_of
 from swarm.model.linear.layouts import Quantization, multiplies_natively
 from swarm.model.linear.linear import Linear
 from swarm.model.linear.machine import fingerprint
@@ -36,14 +36,16 @@ class SpanStep:
 class BlockWeights:
     """The tensors of one block; q, k, v and gate, up stacked into one matrix each."""
 
-    input_layernorm: Tensor  # [hidden]
+    input_norm: Norm | None  # [hidden]
     qkv_proj: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    q_norm: Norm | None  # [head_dim], or [heads * head_dim]
+    k_norm: Norm | None  # [head_dim], or [kv_heads * head_dim]
     o_proj: Linear  # [hidden, heads * head_dim]
-    post_attention_layernorm: Tensor  # [hidden]
-    gate_up_proj: Linear  # [2 * intermediate, hidden]
+    attention_out_norm: Norm | None  # [hidden]
+    mlp_norm: Norm | None  # [hidden]
+    gate_up_proj: Linear  # [2 * intermediate, hidden]; [intermediate, hidden] without a gate
     down_proj: Linear  # [hidden, intermediate]
+    mlp_out_norm: Norm | None  # [hidden]
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -53,17 +55,16 @@ class BlockWeights:
     @property
     def size_bytes(self) -> int:
         """Memory held."""
-        norms = (self.input_layernorm, self.q_norm, self.k_norm, self.post_attention_layernorm)
-        return sum(norm.nbytes for norm in norms if norm is not None) + sum(
-            linear.size_bytes for linear in self.linears
-        )
+        around = (self.input_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
+        norms = sum(norm.size_bytes for norm in (*around, self.q_norm, self.k_norm) if norm is not None)
+        return norms + sum(linear.size_bytes for linear in self.linears)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """What every block of one forward pass shares."""
 
-    rotary: RotaryTables
+    rotary: dict[int, RotaryTables | None]  # by kind; None: no positions
     segments: dict[int | None, list[Segment]]  # by sliding window
 
 
@@ -83,7 +84,11 @@ class SpanModel:
         self.dtype = dtype
         self.quantization = quantization
         self._blocks = tuple(blocks)
-        self._rotary = Rotary(config, dtype)
+        ropes = list(dict.fromkeys(config.rope_of(block) for block in span))
+        self._rope_kinds = [ropes.index(config.rope_of(block)) for block in span]
+        self._rotaries = [None if rope is None else Rotary(rope, config.head_dim, dtype) for rope in ropes]
+        self._activate = activation_of(config.design.activation, config.design.gated_mlp)
+        self._scores = Scores(config.design.attention_scale, config.design.attention_softcap)
         # Without native fp16, torch's attention in it is three times slower than in fp32; in bf16 it is not.
         widen = dtype == torch.float16 and not multiplies_natively(dtype)
         self._attention_dtype = torch.float32 if widen else dtype
@@ -130,48 +135,63 @@ class SpanModel:
         return list(torch.split(hidden, [len(step.hidden) for step in batch]))
 
     def _run_block(self, block: int, cache_index: int, hidden: Tensor, shared: _Batch) -> None:
-        weights = self._blocks[block - self.span.start]
-        eps = self.config.rms_norm_eps
-        normed = rms_norm(hidden, weights.input_layernorm, eps)
-        hidden.add_(
-            self._attention(
-                weights, cache_index, normed, shared.rotary, shared.segments[self.config.window(block)]
-            )
-        )
-        normed = rms_norm(hidden, weights.post_attention_layernorm, eps)
-        hidden.add_(weights.down_proj(gated_silu(weights.gate_up_proj(normed))))
+        weights, config = self._blocks[block - self.span.start], self.config
+        normed = _normed(hidden, weights.input_norm)
+        rotary = shared.rotary[self._rope_kinds[block - self.span.start]]
+        segments = shared.segments[config.window(block)]
+        mixed = self._attention(weights, cache_index, normed, rotary, segments)
+        self._add(hidden, mixed, weights.attention_out_norm)
+        if not config.design.parallel_residual:
+            normed = _normed(hidden, weights.mlp_norm)
+        out = weights.down_proj(self._activate(weights.gate_up_proj(normed)))
+        self._add(hidden, out, weights.mlp_out_norm)
+
+    def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> None:
+        hidden.add_(_normed(out, norm), alpha=self.config.design.residual_multiplier)
 
     def _attention(
         self,
         weights: BlockWeights,
         cache_index: int,
         x: Tensor,
-        rotary: RotaryTables,
+        rotary: RotaryTables | None,
         segments: list[Segment],
     ) -> Tensor:
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = weights.qkv_proj(x).view(len(x), heads + 2 * kv_heads, self.config.head_dim)
         queries, keys = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
         if weights.q_norm is not None and weights.k_norm is not None:
-            queries.copy_(rms_norm(queries, weights.q_norm, self.config.rms_norm_eps))
-            keys.copy_(rms_norm(keys, weights.k_norm, self.config.rms_norm_eps))
-        rotate_(qkv[:, : heads + kv_heads], rotary)
+            self._norm_heads(queries, weights.q_norm)
+            self._norm_heads(keys, weights.k_norm)
+        if rotary is not None:
+            rotate_(qkv[:, : heads + kv_heads], rotary)
+            if rotary.query_scale is not None:
+                queries.mul_(rotary.query_scale)
         rows = qkv[:, heads:].view(-1, 2, kv_heads, self.config.head_dim)
         for segment in segments:
             part = rows.narrow(0, segment.start, segment.end - segment.start)
             segment.cache.write(cache_index, segment.cache.position, part)
-        mixed = attend(queries.to(self._attention_dtype), segments, cache_index)
+        mixed = attend(queries.to(self._attention_dtype), segments, cache_index, self._scores)
         return weights.o_proj(mixed.to(self.dtype))
+
+    def _norm_heads(self, heads: Tensor, norm: Norm) -> None:
+        rows = heads.flatten(1) if self.config.design.whole_qk_norm else heads
+        heads.copy_(norm(rows).view(heads.shape))
 
     def _prepare(self, batch: Sequence[SpanStep], span: Span) -> _Batch:
         positions = [
             torch.arange(step.cache.position, step.cache.position + len(step.hidden)) for step in batch
         ]
         windows = {self.config.window(block) for block in span}
+        kinds = {self._rope_kinds[block - self.span.start] for block in span}
         return _Batch(
-            rotary=self._rotary.tables(torch.cat(positions)),
+            rotary={kind: self._tables(kind, torch.cat(positions)) for kind in kinds},
             segments={window: self._segments(batch, window) for window in windows},
         )
+
+    def _tables(self, kind: int, positions: Tensor) -> RotaryTables | None:
+        rotary = self._rotaries[kind]
+        return None if rotary is None else rotary.tables(positions)
 
     def _segments(self, batch: Sequence[SpanStep], window: int | None) -> list[Segment]:
         segments: list[Segment] = []
@@ -216,3 +236,7 @@ class SpanModel:
                 f"{self.config.context_length} tokens",
                 "Shorten the prompt or ask for fewer tokens.",
             )
+
+
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else norm(x)

@@ -22,6 +22,7 @@ from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name
 from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
+from swarm.model.layers import Norm
 from swarm.model.linear.choice import Choice, Form, Shape, form_of
 from swarm.model.linear.chooser import Chooser, PlainChooser
 from swarm.model.linear.layouts import Quantization
@@ -38,6 +39,7 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
+FINAL_NORM_BIAS = "model.norm.bias"
 LM_HEAD = "lm_head.weight"
 _MORE_MEMORY = "Close other programs, or use a machine or container with more memory."
 
@@ -110,7 +112,7 @@ def _load_head(
     checkpoint = _open_ends(directory, config)
     loader = _Loader(checkpoint, dtype, manifest, head_size_bytes(config, dtype), None)
     embed_tokens = loader.tensor(EMBEDDING, shapes[EMBEDDING])
-    norm = loader.tensor(FINAL_NORM, shapes[FINAL_NORM])
+    norm = loader.norm(FINAL_NORM.removesuffix(".weight"), shapes, config)
     tied = LM_HEAD not in manifest.tensors if manifest else _are_tied(checkpoint, config)
     weight = embed_tokens if tied else loader.tensor(LM_HEAD, shapes[EMBEDDING])
     shape = Shape(*weight.shape)
@@ -137,37 +139,41 @@ def _are_tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
 
 def block_tensors(config: ModelConfig, block: int) -> dict[str, TensorShape]:
     """Names and shapes of one block's tensors, as Hugging Face has them."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    projections = [
-        ("self_attn.q_proj", queries, hidden, config.qkv_bias),
-        ("self_attn.k_proj", keys, hidden, config.qkv_bias),
-        ("self_attn.v_proj", keys, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, queries, config.output_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
-    ]
-    shapes: dict[str, TensorShape] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    if config.qk_norm:
-        shapes |= {
-            "self_attn.q_norm.weight": (config.head_dim,),
-            "self_attn.k_norm.weight": (config.head_dim,),
-        }
-    for name, outputs, inputs, has_bias in projections:
-        shapes[f"{name}.weight"] = (outputs, inputs)
-        if has_bias:
-            shapes[f"{name}.bias"] = (outputs,)
+    names, (qkv, output, gate_up, down) = config.design.names, linear_shapes(config)
+    keys = config.num_kv_heads * config.head_dim
+    inner = [config.intermediate_size] * (1 + config.design.gated_mlp)
+    shapes = _norm_shapes(config)
+    for parts, outputs, inputs, has_bias in (
+        (names.qkv, [output.inputs, keys, keys], qkv.inputs, config.qkv_bias),
+        ((names.output,), [output.outputs], output.inputs, config.output_bias),
+        (names.gate_up, inner, gate_up.inputs, config.mlp_bias),
+        ((names.down,), [down.outputs], down.inputs, config.mlp_bias),
+    ):
+        for name, rows in zip(parts, outputs if len(parts) > 1 else [sum(outputs)], strict=True):
+            shapes[f"{name}.weight"] = (rows, inputs)
+            if has_bias:
+                shapes[f"{name}.bias"] = (rows,)
     return {f"model.layers.{block}.{name}": shape for name, shape in shapes.items()}
+
+
+def _norm_shapes(config: ModelConfig) -> dict[str, TensorShape]:
+    """Names and shapes of a block's norms, with their biases."""
+    names, whole = config.design.names, config.design.whole_qk_norm
+    around = (names.input_norm, names.attention_out_norm, names.mlp_norm, names.mlp_out_norm)
+    widths = {name: config.hidden_size for name in around if name}
+    if config.qk_norm:
+        widths[names.q_norm] = config.head_dim * (config.num_heads if whole else 1)
+        widths[names.k_norm] = config.head_dim * (config.num_kv_heads if whole else 1)
+    parts = ("weight", "bias") if config.design.norm == "layer biased" else ("weight",)
+    return {f"{name}.{part}": (width,) for name, width in widths.items() for part in parts}
 
 
 def head_tensors(config: ModelConfig) -> dict[str, TensorShape]:
     """Names and shapes of the tensors outside the blocks, as the config has them."""
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, TensorShape] = {EMBEDDING: table, FINAL_NORM: (config.hidden_size,)}
+    if config.design.norm == "layer biased":
+        shapes[FINAL_NORM_BIAS] = (config.hidden_size,)
     return shapes if config.tie_word_embeddings else {**shapes, LM_HEAD: table}
 
 
@@ -177,13 +183,13 @@ def block_tensor_names(config: ModelConfig, span: Span) -> list[str]:
 
 
 def linear_shapes(config: ModelConfig) -> list[Shape]:
-    """Of the linear layers of every block: q, k, v stacked; o; gate, up stacked; down."""
+    """Of the linear layers of every block: q, k, v stacked; o; gate, up stacked (or up alone); down."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return [
         Shape(queries + 2 * keys, hidden),
         Shape(hidden, queries),
-        Shape(2 * inner, hidden),
+        Shape((1 + config.design.gated_mlp) * inner, hidden),
         Shape(hidden, inner),
     ]
 
@@ -343,6 +349,16 @@ class _Loader:
                 self._on_progress(self._done_bytes, self._total_bytes)
         return stacked
 
+    def norm(self, name: str, shapes: dict[str, TensorShape], config: ModelConfig) -> Norm:
+        """A norm of the model's kind."""
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        return Norm(
+            config.design.norm,
+            self.tensor(weight, shapes[weight]),
+            self.tensor(bias, shapes[bias]) if bias in shapes else None,
+            config.rms_norm_eps,
+        )
+
     def linear(
         self, names: list[str], shapes: dict[str, TensorShape], choices: Mapping[Shape, Choice]
     ) -> Linear:
@@ -359,19 +375,22 @@ def _load_block(
     shapes = block_tensors(config, block)
     layer = f"model.layers.{block}"
 
-    def norm(name: str) -> Tensor:
-        return loader.tensor(f"{layer}.{name}.weight", shapes[f"{layer}.{name}.weight"])
+    def norm(name: str) -> Norm | None:
+        return loader.norm(f"{layer}.{name}", shapes, config) if name else None
 
     def linear(*names: str) -> Linear:
         return loader.linear([f"{layer}.{name}" for name in names], shapes, choices)
 
+    names = config.design.names
     return BlockWeights(
-        input_layernorm=norm("input_layernorm"),
-        qkv_proj=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        q_norm=norm("self_attn.q_norm") if config.qk_norm else None,
-        k_norm=norm("self_attn.k_norm") if config.qk_norm else None,
-        o_proj=linear("self_attn.o_proj"),
-        post_attention_layernorm=norm("post_attention_layernorm"),
-        gate_up_proj=linear("mlp.gate_proj", "mlp.up_proj"),
-        down_proj=linear("mlp.down_proj"),
+        input_norm=norm(names.input_norm),
+        qkv_proj=linear(*names.qkv),
+        q_norm=norm(names.q_norm) if config.qk_norm else None,
+        k_norm=norm(names.k_norm) if config.qk_norm else None,
+        o_proj=linear(names.output),
+        attention_out_norm=norm(names.attention_out_norm),
+        mlp_norm=norm(names.mlp_norm),
+        gate_up_proj=linear(*names.gate_up),
+        down_proj=linear(names.down),
+        mlp_out_norm=norm(names.mlp_out_norm),
     )

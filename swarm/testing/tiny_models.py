@@ -24,6 +24,7 @@ VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 ROPES: Mapping[str, Mapping[str, object]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "llama3": {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -44,7 +45,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """What to write. `overrides` are fields of config.json, in Hugging Face's spelling."""
+    """What to write. `overrides` are fields of config.json in Hugging Face's spelling; `left_out` are not."""
 
     family: str = "llama"
     num_blocks: int = 4
@@ -53,6 +54,7 @@ class TinyModel:
     seed: int = 0
     shards: int = 1
     overrides: Mapping[str, object] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
 
 
 def write_tiny_model(directory: Path, model: TinyModel = TinyModel()) -> ModelConfig:
@@ -68,7 +70,7 @@ def write_tiny_model(directory: Path, model: TinyModel = TinyModel()) -> ModelCo
 
 
 def _config(model: TinyModel) -> dict[str, object]:
-    return {
+    fields = {
         "model_type": model.family,
         "num_hidden_layers": model.num_blocks,
         "hidden_size": 48,
@@ -83,12 +85,14 @@ def _config(model: TinyModel) -> dict[str, object]:
         "rope_scaling": None if model.rope == "default" else dict(ROPES[model.rope]),
         "hidden_act": "silu",
         "sliding_window": None,
+        "pad_token_id": 0,
         "tie_word_embeddings": False,
         "torch_dtype": model.dtype,
         "bos_token_id": VOCAB_SIZE - 3,
         "eos_token_id": VOCAB_SIZE - 1,
         **model.overrides,
     }
+    return {name: value for name, value in fields.items() if name not in model.left_out}
 
 
 def _random_tensors(config: ModelConfig, seed: int) -> dict[str, Tensor]:
@@ -96,13 +100,14 @@ def _random_tensors(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     for block in range(config.num_blocks):
         shapes |= block_tensors(config, block)
     generator = torch.Generator().manual_seed(seed)
-    return {name: _random(name, shape, generator) for name, shape in shapes.items()}
+    mean = 0 if config.design.norm == "rms one more" else 1
+    return {name: _random(name, shape, generator, mean) for name, shape in shapes.items()}
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, norm_mean: int) -> Tensor:
     tensor = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
-        return 1 + 0.1 * tensor
+        return norm_mean + 0.1 * tensor
     return tensor * (
         0.1 if len(shape) == 1 else shape[-1] ** -0.5 * 1.5
     )  # lively enough to tell prompts apart

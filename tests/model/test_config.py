@@ -8,6 +8,7 @@ import pytest
 import transformers
 
 from swarm.errors import BrokenModel, UnsupportedModel, UsageError
+from swarm.model.architectures.registry import SUPPORTED_MODEL_TYPES
 from swarm.model.config import ModelConfig, read_config, read_generation_defaults
 from swarm.model.rope import Rope
 from swarm.model.sampling import Sampling
@@ -26,6 +27,7 @@ LLAMA = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 2,
 }
+EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
 SLIDING = {"use_sliding_window": True, "sliding_window": 16}
 
 
@@ -85,6 +87,31 @@ def test_a_key_that_is_left_out_has_transformers_default(tmp_path, family, left_
     assert (ours.bos_token_id, list(ours.stop_token_ids)) == (theirs.bos_token_id, eos)
 
 
+@pytest.mark.parametrize("family", [each for each in SUPPORTED_MODEL_TYPES if each != "ministral"])
+def test_a_config_of_nothing_but_its_family_has_transformers_defaults(tmp_path, family):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    ours, theirs = read_config(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (ours.num_blocks, ours.hidden_size) == (theirs.num_hidden_layers, theirs.hidden_size)
+    assert (ours.intermediate_size, ours.vocab_size) == (theirs.intermediate_size, theirs.vocab_size)
+    heads, width = theirs.num_attention_heads, theirs.hidden_size // theirs.num_attention_heads
+    assert (ours.num_heads, ours.num_kv_heads) == (heads, theirs.num_key_value_heads)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or width)
+    eps = next(getattr(theirs, name) for name in EPS_NAMES if hasattr(theirs, name))
+    assert (ours.rms_norm_eps, ours.context_length) == (eps, theirs.max_position_embeddings)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.bos_token_id == theirs.bos_token_id
+    eos = theirs.eos_token_id
+    assert list(ours.stop_token_ids) == (eos if isinstance(eos, list) else [] if eos is None else [eos])
+    recipe = theirs.rope_parameters
+    recipe = recipe.get("full_attention", recipe)
+    assert (ours.rope.theta, ours.rope.type) == (recipe["rope_theta"], recipe["rope_type"])
+    assert ours.rope.share == recipe.get("partial_rotary_factor", 1.0)
+    kinds = getattr(theirs, "layer_types", None) or [None] * ours.num_blocks
+    every = "sliding_attention" if family in ("mistral", "starcoder2", "phi3") else None
+    sliding = [theirs.sliding_window if (kind or every) == "sliding_attention" else None for kind in kinds]
+    assert [ours.window(block) for block in range(ours.num_blocks)] == sliding
+
+
 def test_a_familys_end_token_does_not_join_those_that_are_named(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7]}))
     left_out = {name: "absent" for name in LLAMA if name == "eos_token_id"}
@@ -114,19 +141,19 @@ def test_a_senseless_field_is_named(tmp_path, field, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mixtral"}, "'mixtral'.* Supported: llama, mistral, qwen2, qwen3"),
+        ({"model_type": "mixtral"}, "'mixtral'.* Supported: cohere2, gemma2, .*, starcoder2"),
         (
-            {"rope_scaling": {"rope_type": "longrope"}},
-            "'longrope'.* Supported: default, linear, llama3, yarn",
+            {"rope_scaling": {"rope_type": "mrope"}},
+            "'mrope'.* Supported: default, linear, dynamic, llama3, yarn",
         ),
-        ({"hidden_act": "gelu"}, "'gelu'.* Supported: silu"),
+        ({"hidden_act": "relu2"}, "'relu2'.* Supported: silu"),
         ({"torch_dtype": "float8_e4m3fn"}, "'float8_e4m3fn'.* Supported: bfloat16, float16, float32"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
-        ({"rope_parameters": {}, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": {}, "rope_scaling": {"type": "mrope", "factor": 2.0}}, "'mrope'"),
         (
-            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "'dynamic'",
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"rope_type": "mrope", "factor": 2.0}},
+            "'mrope'",
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "each kind of layer"),
         ({"compression_config": {"format": "int-quantized"}}, "quantised .int-quantized."),
@@ -135,6 +162,11 @@ def test_a_senseless_field_is_named(tmp_path, field, value):
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3"),
         ({"is_causal": False}, "not causal"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "looks ahead"),
+        ({"model_type": "stablelm", "qk_layernorm": True}, "norm of its own for each head"),
+        ({"model_type": "gemma2", "auto_map": {"AutoModelForCausalLM": "m.Gemma2ForCausalLM"}}, "auto_map"),
+        ({"model_type": "phi3", "architectures": ["Phi3ForSequenceClassification"]}, "Phi3ForSequence"),
+        ({"model_type": "gemma3_text", "architectures": ["Gemma3ForConditionalGeneration"]}, "Conditional"),
         ({"model_type": "qwen3", **SLIDING, "layer_types": ["linear_attention"] * 4}, "'linear_attention'"),
     ],
 )
@@ -269,6 +301,39 @@ def test_qwen3_has_its_own_head_size_unless_the_config_says_so(tmp_path):
     assert read(tmp_path, model_type="qwen3", head_dim=16).head_dim == 16
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "field"),
+    [
+        ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+        ("stablelm", {"partial_rotary_factor": 0.4}, "partial_rotary_factor"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0, 2.0]}}, "rope_scaling"),
+        ("phi3", {"rope_scaling": {"type": "su"}}, "short_factor"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0, "x", 1.0, 1.0]}}, "short_factor"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0] * 5000}}, "short_factor"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": [1, 2, 1, 1]}, "no_rope_layers"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": [1]}}, "full_attention"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling"),
+        ("cohere2", {"logit_scale": None}, "logit_scale"),
+        ("ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "llama_4_scaling_beta"),
+    ],
+)
+def test_a_senseless_field_of_a_family_is_named(tmp_path, family, changes, field):
+    with pytest.raises(BrokenModel, match=field):
+        read(tmp_path, model_type=family, **changes)
+
+
+def test_phi_is_read_though_its_repositories_name_code(tmp_path):
+    code = {
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+    }
+    assert read(tmp_path, model_type="phi3", auto_map=code, architectures=["Phi3ForCausalLM"]).num_blocks == 4
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
 def test_a_config_that_is_not_a_json_object_is_broken(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
@@ -297,6 +362,34 @@ def test_the_canonical_form_ignores_what_is_not_computed_with(tmp_path):
     assert other.canonical() == plain.canonical()
     assert replace(plain, rms_norm_eps=1e-6).canonical() != plain.canonical()
     assert replace(plain, rope=Rope(theta=2e4)).canonical() != plain.canonical()
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("llama", {}),
+        ("qwen3", {"head_dim": 128, "qk_norm": True}),
+        ("mistral", {"rope": {"factor": 2.0, "type": "linear"}, "windows": [16] * 4}),
+    ],
+)
+def test_the_canonical_form_of_the_first_families_never_changes(tmp_path, family, more):
+    scaling = {"rope_type": "linear", "factor": 2.0} if "rope" in more else None
+    config = read(tmp_path, model_type=family, sliding_window=16, rope_scaling=scaling)
+    expected = {
+        "context_length": 512 if scaling else 256,
+        "head_dim": 8,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "model_type": family,
+        "num_blocks": 4,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope": {},
+        "vocab_size": 259,
+        **more,
+    }
+    assert config.canonical() == json.dumps(expected, sort_keys=True, separators=(",", ":")).encode()
 
 
 def test_a_span_outside_the_model_is_refused_with_what_there_is(tmp_path):

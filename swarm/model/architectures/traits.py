@@ -1,16 +1,19 @@
 """What may differ from one family of decoder to the next, as values.
 
-Every supported family is: RMS norm, grouped-query attention with rotary positions, RMS norm, gated
-SiLU MLP. A file of this folder says, for one ``model_type``, which of these traits it has.
+The plain decoder is: RMS norm, grouped-query attention with rotary positions, RMS norm, gated SiLU
+MLP. A file of this folder says, for one ``model_type``, where it differs.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from swarm.errors import UnsupportedModel
 from swarm.model.fields import Fields, brief
+from swarm.model.rope import Rope
 
 Windows = tuple[int | None, ...]
+NormKind = Literal["rms", "rms one more", "layer", "layer biased"]  # "one more": times 1 + weight
 
 # What transformers' configuration classes of all these families have for a key that is left out.
 COMMON_DEFAULTS: Mapping[str, object] = {
@@ -22,6 +25,47 @@ COMMON_DEFAULTS: Mapping[str, object] = {
 
 
 @dataclass(frozen=True, slots=True)
+class BlockNames:
+    """What a block's tensors are called in the files, below ``model.layers.N``.
+
+    Where a norm stands is said by whether it has a name. One name for several matrices with the same
+    input is one tensor in which they lie on top of each other.
+    """
+
+    input_norm: str = "input_layernorm"  # before attention; empty, as any norm, for none
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    output: str = "self_attn.o_proj"
+    attention_out_norm: str = ""  # of what attention gives, before it is added
+    mlp_norm: str = "post_attention_layernorm"  # before the MLP
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # an MLP without a gate: one name
+    down: str = "mlp.down_proj"
+    mlp_out_norm: str = ""  # of what the MLP gives, before it is added
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """How blocks and ends are computed, as far as it is not the plain decoder's way."""
+
+    norm: NormKind = "rms"
+    activation: str = "silu"
+    gated_mlp: bool = True
+    parallel_residual: bool = False  # attention and MLP take the same normed rows
+    whole_qk_norm: bool = False  # over all heads together, not over each
+    attention_scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    attention_softcap: float | None = None
+    residual_multiplier: float = 1.0
+    embedding_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_softcap: float | None = None
+    names: BlockNames = BlockNames()
+
+
+PLAIN = Design()
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """The differences of one model from the plain decoder."""
 
@@ -30,6 +74,10 @@ class Traits:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: Windows = ()  # by block, None for full attention; empty when every block has it
+    design: Design = PLAIN
+    rope: Rope | None = None  # None: read as most families write it
+    ropes: tuple[Rope | None, ...] = ()  # by block, None for no positions; empty when every block has `rope`
+    head_dim: int | None = None  # where a head_dim in the file does not count
 
 
 def windows_by_layer(fields: Fields) -> Windows:
@@ -63,3 +111,17 @@ def _window_of(layer_type: object, window: int | None) -> int | None:
         f"The layer type {brief(layer_type)} is not supported",
         "Supported: full_attention, sliding_attention.",
     )
+
+
+def refuse_set(fields: Fields, name: str, what: str) -> None:
+    """Raise `UnsupportedModel` where a flag asks for something that is not computed."""
+    if fields.flag(name, False):
+        raise UnsupportedModel(f"{what}, as {name} in {fields.path} asks for, is not supported")
+
+
+def layer_types_every(fields: Fields, period: int) -> list[str]:
+    """The kinds of blocks where every so many see all and the others slide."""
+    return [
+        "sliding_attention" if (block + 1) % period else "full_attention"
+        for block in range(fields.count("num_hidden_layers"))
+    ]
