@@ -105,9 +105,14 @@ class Peer:
         return self._served.executor
 
     @property
+    def threads(self) -> ThreadControl:
+        """Which compute the span that is served."""
+        return self._served.threads
+
+    @property
     def throughput(self) -> Throughput:
         """Through the span that is served."""
-        return self._served.threads.throughput
+        return self.threads.throughput
 
     @property
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
