@@ -28,7 +28,7 @@
     │   ├── ContextOverflow
     │   └── BrokenTranscript
     ├── SessionRefused          a peer refused or ended a session; carries its code
-    ├── HopLost                 retryable; caught in one place, client/recovery
+    ├── HopLost                 retryable; an event of session/chain
     └── NoRoute                 no live peer for some blocks                    exit 69
         └── PeersFull           there are some, and they have no room
 

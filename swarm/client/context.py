@@ -5,36 +5,31 @@ keeps the part they share, so that the next turn of a chat costs only its new to
 """
 
 import logging
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from swarm.client.batched_head import BatchedHead
-from swarm.client.guardian import Guardian
-from swarm.client.recovery import Recovery, SessionState
-from swarm.client.session import Session
-from swarm.client.spares import Policy
 from swarm.errors import SwarmError
-from swarm.values import Span
+from swarm.session.chain import Chain, ChainRules
+from swarm.session.driver import Session
+from swarm.session.opener import Opener, SessionState
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class GuardPolicy:
-    """How a session is guarded. `now` is the wall clock, in Unix seconds."""
-
-    spares: Policy
-    now: Callable[[], float]
-
-
 class Context:
-    """The tokens of one conversation, fed through its session. One call at a time."""
+    """The tokens of one conversation, fed through its session. One call at a time.
 
-    def __init__(self, recovery: Recovery, blocks: Span, head: BatchedHead, guard: GuardPolicy) -> None:
-        self.session = Session(recovery, blocks, lambda end: head.embed(self._ids[:end]))
-        self._guardian = Guardian(self.session, guard.spares, guard.now)
+    `unix_now` is the wall clock, in Unix seconds.
+    """
+
+    def __init__(
+        self, opener: Opener, rules: ChainRules, head: BatchedHead, unix_now: Callable[[], float]
+    ) -> None:
+        chain = Chain(rules, random.Random().random)  # noqa: S311 - spreads retries, guards nothing
+        self.session = Session(opener, chain, lambda end: head.embed(self._ids[:end]), unix_now)
         self._head = head
         self._ids: list[int] = []
 
@@ -63,7 +58,6 @@ class Context:
     async def feed(self, ids: Sequence[int]) -> torch.Tensor:
         """Add tokens (at least one); gives the logits [vocab] that follow them."""
         self._ids.extend(ids)
-        self._guardian.start()
         try:
             hidden = await self.session.extend(self._head.embed(ids))
         except BaseException:
@@ -73,13 +67,11 @@ class Context:
 
     async def close(self) -> None:
         """Free the session on every peer."""
-        await self._guardian.close()
         await self.session.close()
         self._ids.clear()
 
     async def leave(self) -> None:
         """End here, but let the peers keep the session for a while."""
-        await self._guardian.close()
         await self.session.leave()
         self._ids.clear()
 

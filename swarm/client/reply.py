@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from swarm.client.hop import Hop
-from swarm.client.recovery import Resume
 from swarm.errors import LossKind
+from swarm.session.hop import Hop
+from swarm.session.line import Resume
 
 FinishReason = Literal["stop", "length"]
 

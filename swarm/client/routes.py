@@ -11,10 +11,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swarm.client.hop import ASSUMED_BYTES_PER_S
 from swarm.client.router import (
-    Numerics,
-    PlannedHop,
     RouteHints,
     missing_blocks,
     no_route,
@@ -24,6 +21,8 @@ from swarm.client.router import (
     unreached,
 )
 from swarm.errors import ClockOff, LossKind, NetworkError, NoRoute, SwarmError
+from swarm.session.hop import ASSUMED_BYTES_PER_S
+from swarm.session.plan import Numerics, PlannedHop
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
 

@@ -7,7 +7,8 @@ waited longest among the peers that work. Cost is bounded by the time between tw
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm.client.router import Numerics, PlannedHop, missing_blocks
+from swarm.client.router import missing_blocks
+from swarm.session.plan import Numerics, PlannedHop
 from swarm.values import Span
 from swarm.wire.records import PeerRecord, Snapshot
 

@@ -13,11 +13,11 @@ from swarm.bench.chaos.report import Result
 from swarm.bench.chaos.scenarios import Scenario
 from swarm.bench.chaos.scene import References, Scene
 from swarm.bench.chaos.stage import Stage, StageConfig
-from swarm.client.spares import Policy
 from swarm.config import store_root
 from swarm.errors import SwarmError, UsageError
 from swarm.model.config import read_config
 from swarm.model.store import resolve
+from swarm.session.monitor import SparePolicy
 from swarm.testing.processes import even_spans
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 
@@ -34,7 +34,7 @@ class ChaosConfig:
 
     model: str | None = None
     seed: int = 0
-    spares: Policy = "auto"
+    spares: SparePolicy = "auto"
 
 
 @asynccontextmanager
