@@ -13,7 +13,7 @@ from swarm.errors import UsageError
 if TYPE_CHECKING:
     from swarm.bench.chaos.runner import ChaosConfig
     from swarm.bench.chaos.scenarios import Scenario
-    from swarm.session.monitor import SparePolicy
+    from swarm.session.rules import SparePolicy
 
 EXIT_BROKEN = 1
 

@@ -12,8 +12,7 @@ from swarm.cli.params import DURATION
 if TYPE_CHECKING:
     from swarm.client.client import Client
     from swarm.model.sampling import Sampling
-    from swarm.session.chain import Exactness
-    from swarm.session.monitor import SparePolicy
+    from swarm.session.rules import Exactness, SparePolicy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -35,12 +35,11 @@ from swarm.network.rejoin import shared_peer_list
 from swarm.network.transport import Network
 from swarm.security.identity import new_identity
 from swarm.security.session_key import SessionKey
-from swarm.session.chain import ChainRules, Exactness
 from swarm.session.hop import HopSettings
 from swarm.session.local import LocalBlocks
-from swarm.session.monitor import SparePolicy
 from swarm.session.opener import Opener
 from swarm.session.plan import Numerics
+from swarm.session.rules import ChainRules, Exactness, SparePolicy
 from swarm.values import Span
 from swarm.wire.records import Snapshot
 

@@ -12,9 +12,10 @@ import torch
 
 from swarm.client.batched_head import BatchedHead
 from swarm.errors import SwarmError
-from swarm.session.chain import Chain, ChainRules
+from swarm.session.chain import Chain
 from swarm.session.driver import Session
 from swarm.session.opener import Opener, SessionState
+from swarm.session.rules import ChainRules
 
 _logger = logging.getLogger(__name__)
 

@@ -81,11 +81,6 @@ class Routes:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
 
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The last snapshot seen, however old."""
-        return self._snapshot
-
     async def plan(
         self, span: Span, numerics: Numerics | None = None, excluded: frozenset[PeerId] = frozenset()
     ) -> tuple[PlannedHop, ...]:

@@ -13,57 +13,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from swarm.errors import SwarmError
-from swarm.session.events import (
-    Action,
-    Answered,
-    CallCancelled,
-    CancelOpening,
-    CloseHop,
-    EndWanted,
-    Event,
-    ExtendWanted,
-    FailCall,
-    GiveUpHop,
-    HopsOpened,
-    Late,
-    LeavingSoon,
-    Lost,
-    OpenChain,
-    OpenFailed,
-    PromoteHop,
-    RecallRows,
-    ReportLoss,
-    ReturnResult,
-    RewindWanted,
-    SendStep,
-    Slow,
-    SnapshotSeen,
-    TakenUp,
-    Ticked,
-)
+from swarm.session import actions, events
+from swarm.session.actions import Action
+from swarm.session.events import Event
 from swarm.session.ledger import Ledger
-from swarm.session.line import Resume, TrackedHop, next_steps, stop_steps, take_answer
-from swarm.session.monitor import SparePolicy
+from swarm.session.line import Resume, TrackedHop, next_steps, stop_steps, take_answer, take_back_unanswered
 from swarm.session.plan import Numerics, common_numerics
+from swarm.session.rules import ChainRules
 from swarm.session.spares import Look, Spares
 from swarm.values import Span
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 CLOSE_WAIT_S = 1.0  # for peers to free a conversation that ends
 CAUGHT_UP_TOKENS = 2  # a spare that lags no further takes over from a hop that is to be left
-LONGEST_EXACT_REPLAY_TOKENS = 512  # with "auto"; step by step, more would take too long
-
-Exactness = Literal["auto", "fast", "exact"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRules:
-    """How a chain behaves when peers are slow, lost or missing."""
-
-    blocks: Span
-    patience_s: float
-    exactness: Exactness = "auto"
-    spares: SparePolicy = "auto"
 
 
 @dataclass(slots=True)
@@ -118,39 +80,37 @@ class Chain:
         """Take in what is wanted or was seen at a time, in seconds; gives what is to be done, in order."""
         self._now = now
         match event:
-            case ExtendWanted():
+            case events.ExtendWanted():
                 self._extend(event.tokens)
-            case Answered():
+            case events.Answered():
                 self._answered(event.step)
-            case HopsOpened():
+            case events.HopsOpened():
                 self._opened(event)
-            case OpenFailed():
+            case events.OpenFailed():
                 self._open_failed(event)
-            case Lost():
+            case events.Lost():
                 self._lost(event)
-            case LeavingSoon() | Slow() | Late():
+            case events.LeavingSoon() | events.Slow() | events.Late():
                 self._noticed(event)
-            case SnapshotSeen():
-                self.spares.records = event.records
-            case Ticked() if self._opening is None:
-                look = Look(now, event.unix_now, self.position, len(self.resumes))
+            case events.Ticked() if self._opening is None:
+                look = Look(now, event.unix_now, event.records, self.position, len(self.resumes))
                 self._do(self.spares.look(self.hops, look, lambda: next(self._numbers)))
-            case CallCancelled():
+            case events.CallCancelled():
                 self._stop()
-            case RewindWanted():
+            case events.RewindWanted():
                 self._rewind(event.position)
-            case TakenUp():
+            case events.TakenUp():
                 self._take_up(event)
-            case EndWanted():
+            case events.EndWanted():
                 self._end(event.keep)
         self._go_on()
-        actions, self._actions = self._actions, []
-        return actions
+        wanted, self._actions = self._actions, []
+        return wanted
 
     def _go_on(self) -> None:
         """What is to be done next, as all stands now."""
         if self._call is not None and self._is_done():
-            self._finish(self._call)
+            self._finish()
         if self._call is None:
             self._move_in_time()
         elif self._opening is None:
@@ -173,23 +133,23 @@ class Chain:
     def _is_done(self) -> bool:
         return self._has_result and all(hop.position == self.position for hop in self.hops)
 
-    def _finish(self, call: _Extension) -> None:
+    def _finish(self) -> None:
         for resume in self.resumes:
             resume.end(self._now)
         self._call = None
-        self._do([ReturnResult()])
+        self._do([actions.ReturnResult()])
         self.spares.wake()
 
     def _fail(self, span: Span, error: SwarmError) -> None:
         """Give the call up. The rows are kept where there is a chain: the conversation can go on later."""
         self._call = self._opening = None
         self._forget_unopened()
-        self._do([FailCall(span, error)])
+        self._do([actions.FailCall(span, error)])
 
     def _stop(self) -> None:
         """The call is cancelled: nothing is out for it any more, and what is certain stays so."""
         if self._opening is not None:
-            self._do([CancelOpening(self._opening.id)])
+            self._do([actions.CancelOpening(self._opening.id)])
         self._do(stop_steps(self.hops))
         self._call = self._opening = None
         self._forget_unopened()
@@ -203,7 +163,7 @@ class Chain:
         for hop in self.hops:
             hop.exact = self._repeats(hop)
 
-    def _answered(self, step: SendStep) -> None:
+    def _answered(self, step: actions.SendStep) -> None:
         hop = self._find(step.hop)
         if hop is None or hop.step is not step:
             return
@@ -218,7 +178,7 @@ class Chain:
 
     # Losses
 
-    def _lost(self, event: Lost) -> None:
+    def _lost(self, event: events.Lost) -> None:
         hop = next((hop for hop in self.hops if hop.id == event.hop), None)
         if hop is None:
             self._do(self.spares.lost(event.hop, self._now))
@@ -252,7 +212,7 @@ class Chain:
         if hop.lost is not None:
             hop.resume = Resume(self.position, hop.lost.peer, hop.lost.kind, hop.lost.reason, started_at)
             self.resumes.append(hop.resume)
-            self._do([ReportLoss(hop.id, hop.lost)])
+            self._do([actions.ReportLoss(hop.id, hop.lost)])
 
     def _promote(self, hop: TrackedHop) -> bool:
         """Put the hop's spare in its place, if it has one."""
@@ -261,7 +221,7 @@ class Chain:
             return False
         lag, exact = spare.lag, spare.exact and self._is_exact(spare.lag)
         self._do(stop_steps(spare.hops))
-        self._do(PromoteHop(each.id) for each in spare.hops)
+        self._do(actions.PromoteHop(each.id) for each in spare.hops)
         self._put([hop], spare.hops)
         self._note_replay([hop], lag, exact)
         return True
@@ -275,24 +235,11 @@ class Chain:
         """Put hops where neighbouring ones were, which are closed; where none were, it is the first chain."""
         first = self.hops.index(old[0]) if old else 0
         self.hops[first : first + len(old)] = new
-        self._take_back_unanswered()  # what is new may know more, or less
+        known = self.position if self._has_result else self.position - 1
+        take_back_unanswered(self.hops, self.position, known, self._is_exact)  # it may know more, or less
         for hop in old:
             self._do(self.spares.close(hop))
-            self._do([CloseHop(hop.id)])
-
-    def _take_back_unanswered(self) -> None:
-        """Have every hop stand where its results are known, so that what is missing is sent again."""
-        for index, hop in reversed(list(enumerate(self.hops))):
-            answered = min(self._answered_by(index), hop.ledger.end)
-            if hop.position > answered:
-                exact = self._is_exact(self.position - answered)
-                hop.position = hop.ledger.step_start(answered) if exact else answered
-
-    def _answered_by(self, index: int) -> int:
-        """Up to which position the results of a hop are known."""
-        if index + 1 < len(self.hops):
-            return self.hops[index + 1].ledger.end
-        return self.position if self._has_result else self.position - 1
+            self._do([actions.CloseHop(hop.id)])
 
     def _begin_again(self) -> None:
         """Rebuild every ledger from the tokens, because what a new hop needs was kept by nobody."""
@@ -305,7 +252,7 @@ class Chain:
     def _recall(self, intake: Ledger, end: int) -> None:
         self.intake = intake
         intake.recall(end)
-        self._do([RecallRows(intake, end)])
+        self._do([actions.RecallRows(intake, end)])
 
     def _note_replay(self, hops: Sequence[TrackedHop], tokens: int, exact: bool) -> None:
         for hop in hops:
@@ -317,9 +264,9 @@ class Chain:
     def _open(self, span: Span, lost: Sequence[TrackedHop]) -> None:
         self._do(self.spares.cancel_openings())
         self._opening = _Opening(next(self._numbers), span, lost, self._now + self._rules.patience_s)
-        self._do([OpenChain(self._opening.id, span, {hop.id: hop.position for hop in lost})])
+        self._do([actions.OpenChain(self._opening.id, span, {hop.id: hop.position for hop in lost})])
 
-    def _opened(self, event: HopsOpened) -> None:
+    def _opened(self, event: events.HopsOpened) -> None:
         opening = self._opening
         if opening is None or event.opening != opening.id:
             self._do(self.spares.opened(event, self.hops))
@@ -336,7 +283,7 @@ class Chain:
         self._note_replay(opening.lost, tokens, all(self._repeats(hop) for hop in hops))
         self._set_out()
 
-    def _open_failed(self, event: OpenFailed) -> None:
+    def _open_failed(self, event: events.OpenFailed) -> None:
         """Open again after a while, longer each time, until the patience ends."""
         opening = self._opening
         if opening is None or event.opening != opening.id:
@@ -348,20 +295,20 @@ class Chain:
             self._fail(opening.span, event.error)
             return
         replaces = {hop.id: hop.position for hop in opening.lost}
-        self._do([OpenChain(opening.id, opening.span, replaces, delay_s, event.error)])
+        self._do([actions.OpenChain(opening.id, opening.span, replaces, delay_s, event.error)])
 
     # Leaving a hop before it is lost
 
-    def _noticed(self, event: LeavingSoon | Slow | Late) -> None:
+    def _noticed(self, event: events.LeavingSoon | events.Slow | events.Late) -> None:
         hop = next((hop for hop in self.hops if hop.id == event.hop), None)
         if hop is None:
             return
         match event:
-            case LeavingSoon():
+            case events.LeavingSoon():
                 hop.leaving = True
-            case Slow():
+            case events.Slow():
                 hop.slow = True
-            case Late():
+            case events.Late():
                 hop.late = hop.step is not None
 
     def _move_in_time(self) -> None:
@@ -383,7 +330,7 @@ class Chain:
             spare = self.spares.of(hop)
             if hop.late and spare is not None and spare.lag == 0:
                 hop.late = False
-                self._do([GiveUpHop(hop.id, "it answers far too late")])
+                self._do([actions.GiveUpHop(hop.id, "it answers far too late")])
 
     # What else may be wanted
 
@@ -394,7 +341,7 @@ class Chain:
             hop.position = min(hop.position, position)
         self._has_result = False
 
-    def _take_up(self, event: TakenUp) -> None:
+    def _take_up(self, event: events.TakenUp) -> None:
         """Go on with what the peers still hold; the first ledger is filled again, so it can have a spare."""
         held = min(event.end, *(new.position for new in event.hops))
         self._numerics = common_numerics(new.planned for new in event.hops)
@@ -407,7 +354,7 @@ class Chain:
     def _end(self, keep: bool) -> None:
         self._stop()
         self._do(self.spares.cancel_openings())
-        self._do(CloseHop(hop.id, 0.0 if keep else CLOSE_WAIT_S, keep) for hop in self.hops)
+        self._do(actions.CloseHop(hop.id, 0.0 if keep else CLOSE_WAIT_S, keep) for hop in self.hops)
         self._do(self.spares.close_all(0.0 if keep else CLOSE_WAIT_S))
         self.hops, self.intake, self._has_result = [], Ledger(), False
 
@@ -420,18 +367,11 @@ class Chain:
         return all(hop.step is None for hop in self.hops)
 
     def _is_exact(self, tokens: int) -> bool:
-        """Whether to replay so many rows in the very steps that were sent, so that the bits are the same.
-
-        In fp32 no token hangs on the bits that a replay in chunks changes, so it is never needed.
-        """
-        if self._rules.exactness != "auto":
-            return self._rules.exactness == "exact"
-        dtype = self._numerics.dtype if self._numerics else "fp32"
-        return dtype != "fp32" and tokens <= LONGEST_EXACT_REPLAY_TOKENS
+        return self._rules.is_exact(tokens, self._numerics)
 
     def _repeats(self, hop: TrackedHop) -> bool:
         """Whether what the hop has not seen is sent in the steps it was sent in at first."""
         return self._is_exact(self.position - hop.position) and hop.ledger.knows_steps_since(hop.position)
 
-    def _do(self, actions: Iterable[Action]) -> None:
-        self._actions.extend(actions)
+    def _do(self, wanted: Iterable[Action]) -> None:
+        self._actions.extend(wanted)

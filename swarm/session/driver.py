@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -19,44 +19,17 @@ from weakref import WeakKeyDictionary
 import torch
 
 from swarm.errors import HopLost, NetworkError, NoRoute, ProtocolError, SessionRefused, SwarmError
+from swarm.session import actions, events
+from swarm.session.actions import Action
 from swarm.session.chain import Chain
-from swarm.session.events import (
-    Action,
-    Answered,
-    CallCancelled,
-    CancelOpening,
-    CloseHop,
-    EndWanted,
-    Event,
-    ExtendWanted,
-    FailCall,
-    GiveUpHop,
-    HopsOpened,
-    Late,
-    LeavingSoon,
-    Lost,
-    NewHop,
-    OpenChain,
-    OpenFailed,
-    OpenSpare,
-    PromoteHop,
-    RecallRows,
-    ReportLoss,
-    ReturnResult,
-    RewindWanted,
-    SendStep,
-    Slow,
-    SnapshotSeen,
-    StopStep,
-    TakenUp,
-    Ticked,
-)
+from swarm.session.events import Event, NewHop
 from swarm.session.hop import Hop
 from swarm.session.ledger import Ledger
 from swarm.session.line import Resume
-from swarm.session.monitor import is_slow
 from swarm.session.opener import Opener, SessionState
+from swarm.session.plan import PlannedHop
 from swarm.session.rows import Rows
+from swarm.session.rules import is_slow
 from swarm.wire.tensors import CODECS
 
 LOOK_EVERY_S = 0.5
@@ -93,7 +66,7 @@ class Session:
         self.chain = chain
         self._recall = recall
         self._unix_now = unix_now
-        self._open: dict[int, _OpenHop] = {}
+        self._hops: dict[int, _OpenHop] = {}
         self._rows: WeakKeyDictionary[Ledger, Rows] = WeakKeyDictionary()
         self._numbers = count(1)  # of hops
         self._events: deque[Event] = deque()
@@ -120,7 +93,7 @@ class Session:
     @property
     def hops(self) -> tuple[Hop, ...]:
         """The hops of the chain as it is now."""
-        return tuple(self._open[hop.id].hop for hop in self.chain.hops)
+        return tuple(self._hops[hop.id].hop for hop in self.chain.hops)
 
     @property
     def resumes(self) -> Sequence[Resume]:
@@ -142,7 +115,7 @@ class Session:
             self._rows_of(intake).put(intake.end, rows)
             self._call = asyncio.get_running_loop().create_future()
             try:
-                self._tell(ExtendWanted(len(rows)))
+                self._tell(events.ExtendWanted(len(rows)))
                 await self._call
             except BaseException:
                 await self._cancel_call()
@@ -155,7 +128,7 @@ class Session:
     async def rewind(self, position: int) -> None:
         """Forget everything from `position` on."""
         async with self._turn:
-            self._tell(RewindWanted(position))
+            self._tell(events.RewindWanted(position))
 
     async def take_up(self, state: SessionState, end: int) -> int:
         """Find again what peers still hold of an earlier process's session, up to position `end`.
@@ -163,7 +136,7 @@ class Session:
         Gives the position from which on rows have to be sent. Raises what `Opener.reopen` raises.
         """
         async with self._turn:
-            self._tell(TakenUp(self._adopt(await self.opener.reopen(state)), end))
+            self._tell(events.TakenUp(self._adopt(await self.opener.reopen(state)), end))
             return self.position
 
     def export(self) -> SessionState | None:
@@ -184,13 +157,13 @@ class Session:
 
     async def close(self) -> None:
         """Free the session on every peer."""
-        await self._end(EndWanted())
+        await self._end(events.EndWanted())
 
     async def leave(self) -> None:
         """End the streams only: the peers keep the session for a while, for `take_up`."""
-        await self._end(EndWanted(keep=True))
+        await self._end(events.EndWanted(keep=True))
 
-    async def _end(self, event: EndWanted) -> None:
+    async def _end(self, event: events.EndWanted) -> None:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -202,7 +175,7 @@ class Session:
 
     async def _cancel_call(self) -> None:
         """Nobody waits for the call any more; whatever it has under way comes to its end first."""
-        self._tell(CallCancelled())
+        self._tell(events.CallCancelled())
         while stopping := [task for task in self._tasks if task.cancelling()]:
             await asyncio.wait(stopping)
 
@@ -223,48 +196,52 @@ class Session:
 
     def _carry_out(self, action: Action) -> None:  # noqa: C901 - a table: an action a line
         match action:
-            case SendStep():
+            case actions.SendStep():
                 self._on_hop(action.hop, lambda hop: self._step(hop, action))
-            case StopStep():
-                task = self._open[action.hop].task
+            case actions.StopStep():
+                task = self._hops[action.hop].task
                 if task is not None:
                     task.cancel()
-            case ReturnResult():
+            case actions.ReturnResult():
                 self._answer_call(None)
-            case OpenChain():
+            case actions.OpenChain():
                 self._openings[action.opening] = self._spawn(self._open_chain(action))
-            case OpenSpare():
-                self._openings[action.opening] = self._spawn(self._open_spare(action))
-            case CancelOpening():
+            case actions.OpenSpare():
+                self._openings[action.opening] = self._spawn(
+                    self._open_spare(action, self._hops[action.hop].hop.planned)
+                )
+            case actions.CancelOpening():
                 self._openings.pop(action.opening).cancel()
-            case PromoteHop():
+            case actions.PromoteHop():
                 self._on_hop(action.hop, lambda hop: hop.promote())
-            case GiveUpHop():
-                self._open[action.hop].hop.give_up(action.reason)
-            case CloseHop():
+            case actions.GiveUpHop():
+                self._hops[action.hop].hop.give_up(action.reason)
+            case actions.CloseHop():
                 self._on_hop(action.hop, lambda hop: hop.drop() if action.keep else hop.close(action.wait_s))
-                del self._open[action.hop]
-            case RecallRows():
+                del self._hops[action.hop]
+            case actions.RecallRows():
                 self._rows_of(action.ledger).put(0, self._recall(action.end))
-            case ReportLoss():
-                hop, loss = self._open[action.hop].hop, action.error
+            case actions.ReportLoss():
+                hop, loss = self._hops[action.hop].hop, action.error
                 self.opener.planner.lost(hop.planned.peer, loss.kind, str(loss), hop.bytes_per_s)
-            case FailCall():
+            case actions.FailCall():
                 error = self.opener.planner.explain(action.span, action.error)
                 error.__cause__ = action.error
                 self._answer_call(error)
 
-    def _on_hop(self, number: int, work: Callable[[Hop], Awaitable[None]]) -> None:
+    def _on_hop(self, number: int, work: Callable[[Hop], Coroutine[Any, Any, None]]) -> None:
         """Do something to a hop when what is being done to it has ended."""
-        entry = self._open[number]
-        before = entry.task if entry.task is not None and not entry.task.done() else None
+        entry = self._hops[number]
+        before = entry.task
 
-        async def do() -> None:
-            if before is not None:
-                await asyncio.wait({before})
+        async def in_turn(before: asyncio.Task[None]) -> None:
+            await asyncio.wait({before})
             await work(entry.hop)
 
-        entry.task = self._spawn(do())
+        if before is None or before.done():
+            entry.task = self._spawn(work(entry.hop))
+        else:
+            entry.task = self._spawn(in_turn(before))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -275,26 +252,28 @@ class Session:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """An error that is no event is the call's."""
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._answer_call(error)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._answer_call(error):
+            _logger.error("A session failed while nobody waited for it", exc_info=error)
 
-    def _answer_call(self, error: BaseException | None) -> None:
+    def _answer_call(self, error: BaseException | None) -> bool:
+        """End the call, if it is still waited for."""
         if self._call is None or self._call.done():
-            if error is not None:
-                _logger.error("A session failed while nobody waited for it", exc_info=error)
-        elif error is not None:
+            return False
+        if error is not None:
             self._call.set_exception(error)
         else:
             self._call.set_result(None)
+        return True
 
     # What takes time
 
-    async def _step(self, hop: Hop, step: SendStep) -> None:
+    async def _step(self, hop: Hop, step: actions.SendStep) -> None:
         hop.rewind(step.start)
         try:
             output = await hop.step(self._rows_of(step.ledger).get(step.start, step.end), step.reply_tokens)
         except HopLost as error:
-            self._tell(Lost(step.hop, error))
+            self._tell(events.Lost(step.hop, error))
             return
         # Nothing waits from here on: an answer that was kept is told of, and one that was stopped is neither.
         if step.into is not None:
@@ -303,12 +282,12 @@ class Session:
         elif step.reply_tokens:
             self._result = output
         self.opener.planner.served(hop.planned.peer, hop.bytes_per_s)
-        self._tell(Answered(step))
+        self._tell(events.Answered(step))
 
-    async def _open_chain(self, action: OpenChain) -> None:
+    async def _open_chain(self, action: actions.OpenChain) -> None:
         if action.because is not None:
             self.opener.tell_waiting(action.span, action.because)
-        lost = {self._open[number].hop: position for number, position in action.replaces.items()}
+        lost = {self._hops[number].hop: position for number, position in action.replaces.items()}
         for hop in lost:
             await self.opener.let_go(hop)
         await asyncio.sleep(action.after_s)
@@ -323,8 +302,7 @@ class Session:
             self._rows_of(intake).put(0, given.get(0, intake.end))
         self._opened(action.opening, hops)
 
-    async def _open_spare(self, action: OpenSpare) -> None:
-        planned = self._open[action.hop].hop.planned
+    async def _open_spare(self, action: actions.OpenSpare, planned: PlannedHop) -> None:
         try:
             hops = await self.opener.open_beside(planned, action.role)
         except SwarmError as error:  # a spare is a help, never a reason to fail
@@ -336,27 +314,27 @@ class Session:
     def _opened(self, opening: int, hops: Sequence[Hop]) -> None:
         del self._openings[opening]
         new = self._adopt(hops)
-        self._tell(HopsOpened(opening, new))
+        self._tell(events.HopsOpened(opening, new))
         for each, hop in zip(new, hops, strict=True):
             if hop.lost is not None:
-                self._tell(Lost(each.id, hop.lost))
+                self._tell(events.Lost(each.id, hop.lost))
 
     def _open_failed(self, opening: int, error: SwarmError) -> None:
         del self._openings[opening]
-        self._tell(OpenFailed(opening, error))
+        self._tell(events.OpenFailed(opening, error))
 
     def _adopt(self, hops: Sequence[Hop]) -> tuple[NewHop, ...]:
         """Number hops that were opened, and hear of their losses."""
         new = []
         for hop in hops:
             number = next(self._numbers)
-            self._open[number] = _OpenHop(hop)
+            self._hops[number] = _OpenHop(hop)
             hop.on_lost = partial(self._lost, number)
             new.append(NewHop(number, hop.planned, hop.position))
         return tuple(new)
 
     def _lost(self, number: int, error: HopLost) -> None:
-        self._tell(Lost(number, error))
+        self._tell(events.Lost(number, error))
 
     async def _watch(self) -> None:
         """Look at every hop twice a second, and tell what is seen."""
@@ -364,19 +342,18 @@ class Session:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self._look_for_slow()
-            for entry in list(self._open.values()):
+            for entry in list(self._hops.values()):
                 await entry.hop.keep_alive()
             with contextlib.suppress(SwarmError):  # an old snapshot serves on
                 await planner.keep_fresh()
-            for number, entry in list(self._open.items()):
+            for number, entry in list(self._hops.items()):
                 if entry.hop.leaving_in_s is not None:
-                    self._tell(LeavingSoon(number))
+                    self._tell(events.LeavingSoon(number))
                 if entry.hop.is_late:
-                    self._tell(Late(number))
+                    self._tell(events.Late(number))
             peers = {hop.planned.peer for hop in self.chain.hops}
             records = {peer: record for peer in peers if (record := planner.record(peer)) is not None}
-            self._tell(SnapshotSeen(records))
-            self._tell(Ticked(self._unix_now()))
+            self._tell(events.Ticked(self._unix_now(), records))
 
     def _look_for_slow(self) -> None:
         """Find the hops that have become much slower than others would be."""
@@ -394,7 +371,7 @@ class Session:
             except (NoRoute, NetworkError):
                 continue
             if is_slow(hop.decode_s, sum(other.expected_ms for other in others) / 1e3):
-                self._tell(Slow(tracked.id))
+                self._tell(events.Slow(tracked.id))
 
     def _rows_of(self, ledger: Ledger) -> Rows:
         rows = self._rows.get(ledger)

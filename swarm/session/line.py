@@ -4,12 +4,13 @@ A hop is sent what it has not seen of its ledger, and what comes out goes into t
 that takes over a span has seen nothing, so it is sent everything; there is nothing else to a replay.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from swarm.errors import HopLost, LossKind
-from swarm.session.events import NewHop, SendStep, StopStep
+from swarm.session.actions import SendStep, StopStep
+from swarm.session.events import NewHop
 from swarm.session.ledger import Ledger
 from swarm.session.plan import PlannedHop
 
@@ -88,6 +89,22 @@ def take_answer(hop: TrackedHop, step: SendStep) -> None:
     if step.into is not None and step.reply_tokens:
         step.into.append(step.reply_tokens)
         step.into.mark_step(step.into.end)  # the shape in which its rows were computed
+
+
+def take_back_unanswered(
+    line: Sequence[TrackedHop], position: int, results_known: int, is_exact: Callable[[int], bool]
+) -> None:
+    """Have every hop stand where its results are known, so that the rest up to `position` is sent again.
+
+    Those of the last hop are known up to `results_known`.
+    """
+    known = results_known
+    for hop in reversed(line):
+        answered = min(known, hop.ledger.end)
+        if hop.position > answered:
+            exact = is_exact(position - answered)
+            hop.position = hop.ledger.step_start(answered) if exact else answered
+        known = hop.ledger.end
 
 
 def stop_steps(line: Sequence[TrackedHop]) -> Iterator[StopStep]:

@@ -8,10 +8,11 @@ in `session/chain`. Pure, as that.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.session.events import Action, CancelOpening, CloseHop, HopsOpened, OpenSpare
+from swarm.session import actions, events
+from swarm.session.actions import Action
 from swarm.session.ledger import Ledger
 from swarm.session.line import TrackedHop, next_steps, stop_steps
-from swarm.session.monitor import SparePolicy, is_worth_a_spare
+from swarm.session.rules import SparePolicy, is_worth_a_spare
 from swarm.values import PeerId
 from swarm.wire.records import PeerRecord
 
@@ -40,6 +41,7 @@ class Look:
 
     now: float
     unix_now: float
+    records: Mapping[PeerId, PeerRecord]
     position: int
     losses: int
 
@@ -51,7 +53,6 @@ class Spares:
 
     policy: SparePolicy
     is_exact: Callable[[int], bool]
-    records: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
     _spares: dict[TrackedHop, Spare] = field(default_factory=dict)
     _openings: dict[int, TrackedHop] = field(default_factory=dict)
 
@@ -75,13 +76,13 @@ class Spares:
             elif spare is None and self._may_follow(hop, look.now) and (must_move or self._wants(hop, look)):
                 opening = number()
                 self._openings[opening] = hop
-                yield OpenSpare(opening, hop.id, "active" if must_move else "spare")
+                yield actions.OpenSpare(opening, hop.id, "active" if must_move else "spare")
 
-    def opened(self, event: HopsOpened, chain: Sequence[TrackedHop]) -> Iterator[Action]:
+    def opened(self, event: events.HopsOpened, chain: Sequence[TrackedHop]) -> Iterator[Action]:
         """A spare was opened; it is of no use when the hop it was for is gone."""
         hop = self._openings.pop(event.opening, None)
         if hop is None or hop not in chain or hop.lost is not None:
-            yield from (CloseHop(new.id) for new in event.hops)
+            yield from (actions.CloseHop(new.id) for new in event.hops)
             return
         ledgers = [hop.ledger, *(Ledger() for _ in event.hops[1:])]
         tracked = [TrackedHop.of(new, ledger) for new, ledger in zip(event.hops, ledgers, strict=True)]
@@ -96,7 +97,7 @@ class Spares:
 
     def cancel_openings(self) -> Iterator[Action]:
         """Open no spare now: two takes of one session must not meet on a peer."""
-        yield from (CancelOpening(opening) for opening in self._openings)
+        yield from (actions.CancelOpening(opening) for opening in self._openings)
         self._openings.clear()
 
     def wake(self) -> None:
@@ -139,7 +140,7 @@ class Spares:
         spare = self._spares.pop(hop, None)
         if spare is not None:
             yield from stop_steps(spare.hops)
-            yield from (CloseHop(each.id, wait_s) for each in spare.hops)
+            yield from (actions.CloseHop(each.id, wait_s) for each in spare.hops)
 
     def close_all(self, wait_s: float = 0.0) -> Iterator[Action]:
         """Let all spares go."""
@@ -161,5 +162,5 @@ class Spares:
     def _wants(self, hop: TrackedHop, look: Look) -> bool:
         if self.policy != "auto" or look.position == 0:
             return self.policy == "always"
-        record = self.records.get(hop.planned.peer)
+        record = look.records.get(hop.planned.peer)
         return record is not None and is_worth_a_spare(record, look.position, look.losses, look.unix_now)

@@ -1,21 +1,13 @@
 """A chain that is told events by hand; what it wants done is written as short lines."""
 
 from swarm.errors import HopLost, LossKind, NoRoute
-from swarm.session.chain import Chain, ChainRules
-from swarm.session.events import (
+from swarm.session.actions import (
     Action,
-    Answered,
     CancelOpening,
     CloseHop,
-    Event,
-    ExtendWanted,
     FailCall,
     GiveUpHop,
-    HopsOpened,
-    Lost,
-    NewHop,
     OpenChain,
-    OpenFailed,
     OpenSpare,
     PromoteHop,
     RecallRows,
@@ -24,7 +16,18 @@ from swarm.session.events import (
     SendStep,
     StopStep,
 )
+from swarm.session.chain import Chain
+from swarm.session.events import (
+    Answered,
+    Event,
+    ExtendWanted,
+    HopsOpened,
+    Lost,
+    NewHop,
+    OpenFailed,
+)
 from swarm.session.plan import Numerics, PlannedHop
+from swarm.session.rules import ChainRules
 from swarm.values import PeerId, parse_span
 
 WHOLE = parse_span("0:6")

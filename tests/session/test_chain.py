@@ -11,14 +11,23 @@ from swarm.session.events import (
     LeavingSoon,
     RewindWanted,
     Slow,
-    SnapshotSeen,
     TakenUp,
     Ticked,
 )
+from swarm.wire.records import PeerRecord
 from tests.session.chain_play import ChainPlay, hop
 
 A, B, C = hop(1, "0:2"), hop(2, "2:4"), hop(3, "4:6")
 TICK = Ticked(unix_now=1e9)
+
+
+def record(started_at: float) -> PeerRecord:
+    return PeerRecord(
+        peer="peer 1", model="0" * 64, issued_at=0.0, expires_at=30.0, sequence=1, start=0, end=6,
+        state="online", dtype="fp32", quantization="none", decode_tokens_per_s=100.0,
+        prefill_tokens_per_s=500.0, free_tokens=1, queue_depth=0, wire_version=1, software="0",
+        started_at=started_at,
+    )  # fmt: skip
 
 
 def whole(**rules) -> ChainPlay:
@@ -434,9 +443,12 @@ def test_a_hop_whose_ledger_has_no_beginning_gets_no_spare():
 
 
 def test_auto_keeps_a_spare_only_where_it_is_worth_it():
-    play = whole(spares="auto")
-    play.tell(SnapshotSeen({}))
-    assert play.tell(TICK) == []
+    play = ChainPlay()
+    play.extended(400, hop(1, "0:6"))
+    young = {A.planned.peer: record(started_at=1e9 - 60)}
+    settled = {A.planned.peer: record(started_at=1e9 - 86_400)}
+    assert play.tell(Ticked(1e9, settled)) == []
+    assert play.tell(Ticked(1e9, young)) == ["open spare beside 1"]
 
 
 # Leaving in time

@@ -13,33 +13,36 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from swarm.errors import HopLost, NoRoute
 from swarm.session import ledger
-from swarm.session.chain import Chain, ChainRules
+from swarm.session.actions import (
+    CancelOpening,
+    CloseHop,
+    FailCall,
+    OpenChain,
+    OpenSpare,
+    RecallRows,
+    ReturnResult,
+    SendStep,
+    StopStep,
+)
+from swarm.session.chain import Chain
 from swarm.session.events import (
     Answered,
     CallCancelled,
-    CancelOpening,
-    CloseHop,
     EndWanted,
     Event,
     ExtendWanted,
-    FailCall,
     HopsOpened,
     Late,
     LeavingSoon,
     Lost,
     NewHop,
-    OpenChain,
     OpenFailed,
-    OpenSpare,
-    RecallRows,
-    ReturnResult,
     RewindWanted,
-    SendStep,
-    StopStep,
     Ticked,
 )
 from swarm.session.ledger import Ledger
 from swarm.session.plan import Numerics, PlannedHop
+from swarm.session.rules import ChainRules
 from swarm.values import PeerId, Span
 
 BLOCKS, PATIENCE_S = Span(0, 4), 5.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarm.client.client import ClientOptions
 from swarm.model.compute import InlineCompute
-from swarm.session.monitor import is_worth_a_spare
+from swarm.session.rules import is_worth_a_spare
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
 from swarm.wire.records import PeerRecord

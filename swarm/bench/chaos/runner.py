@@ -17,7 +17,7 @@ from swarm.config import store_root
 from swarm.errors import SwarmError, UsageError
 from swarm.model.config import read_config
 from swarm.model.store import resolve
-from swarm.session.monitor import SparePolicy
+from swarm.session.rules import SparePolicy
 from swarm.testing.processes import even_spans
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 

@@ -16,7 +16,7 @@ from typing import Self
 from urllib.request import urlopen
 
 from swarm.client.client import Client, ClientOptions
-from swarm.session.monitor import SparePolicy
+from swarm.session.rules import SparePolicy
 from swarm.testing.faults import NodeProcesses
 from swarm.testing.links import HOST, LinkEmulator
 from swarm.testing.processes import SwarmProcess

@@ -1,10 +1,16 @@
-"""When a hop is worth a spare, and when it is slow: pure arithmetic over what is known of a peer."""
+"""The rules of a session: what its owner wants, when a hop is worth a spare, and when it is slow. Pure."""
 
+from dataclasses import dataclass
 from typing import Literal
 
+from swarm.session.plan import Numerics
+from swarm.values import Span
 from swarm.wire.records import PeerRecord
 
+Exactness = Literal["auto", "fast", "exact"]
 SparePolicy = Literal["off", "auto", "always"]
+
+LONGEST_EXACT_REPLAY_TOKENS = 512  # with "auto"; step by step, more would take too long
 
 SETTLED_AFTER_S = 3600.0  # a peer up for this long is expected to stay as long again
 YOUNGEST_S = 60.0
@@ -13,6 +19,26 @@ HORIZON_S = 600.0  # a conversation is expected to go on for so long
 WORTH_STALL_S = 0.5  # a spare is kept when it saves more than this over the horizon
 SLOW_FACTOR = 3.0  # so much slower than another peer would be,
 SLOW_BY_S = 0.1  # and by at least so much a token
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRules:
+    """How a chain behaves when peers are slow, lost or missing."""
+
+    blocks: Span
+    patience_s: float
+    exactness: Exactness = "auto"
+    spares: SparePolicy = "auto"
+
+    def is_exact(self, tokens: int, numerics: Numerics | None) -> bool:
+        """Whether to replay so many rows in the very steps that were sent, so that the bits are the same.
+
+        In fp32 no token hangs on the bits that a replay in chunks changes, so it is never needed.
+        """
+        if self.exactness != "auto":
+            return self.exactness == "exact"
+        dtype = numerics.dtype if numerics else "fp32"
+        return dtype != "fp32" and tokens <= LONGEST_EXACT_REPLAY_TOKENS
 
 
 def is_worth_a_spare(record: PeerRecord, history_tokens: int, losses: int, now: float) -> bool:
