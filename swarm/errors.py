@@ -27,7 +27,7 @@
     │   └── InvalidRecord
     │       └── StaleRecord     it was valid once, or will be
     ├── SessionRefused          a peer refused or ended a session; carries its code
-    ├── HopLost                 retryable; caught in one place, client/recovery
+    ├── HopLost                 retryable; an event of session/chain
     └── NoRoute                 no live peer for some blocks                    exit 69
         └── PeersFull           there are some, and they have no room
 

@@ -19,6 +19,7 @@ FLOORS = [
     "testing",
     "peer",
     "client",
+    "session",
     "network",
     "model",
     "wire",

@@ -13,7 +13,7 @@ from swarm.errors import UsageError
 if TYPE_CHECKING:
     from swarm.bench.chaos.runner import ChaosConfig
     from swarm.bench.chaos.scenarios import Scenario
-    from swarm.client.spares import Policy
+    from swarm.session.rules import SparePolicy
 
 EXIT_BROKEN = 1
 
@@ -48,7 +48,7 @@ def command(
     only_list: bool,
     model: str | None,
     seed: int,
-    spares: "Policy",
+    spares: "SparePolicy",
     soak: int | None,
     failure_table: bool,
     as_json: bool,

@@ -12,9 +12,8 @@ from swarm.cli.params import DURATION
 
 if TYPE_CHECKING:
     from swarm.client.client import Client
-    from swarm.client.recovery import Exactness
-    from swarm.client.spares import Policy
     from swarm.model.sampling import Sampling
+    from swarm.session.rules import Exactness, SparePolicy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,7 +41,7 @@ class ClientFlags:
     lease: float
     dtype: str | None
     recovery: "Exactness"
-    spares: "Policy"
+    spares: "SparePolicy"
     local_fallback: bool
     threads: int
     waiting: StatusLine = field(default_factory=StatusLine)

@@ -13,10 +13,10 @@ import msgspec
 
 from swarm.client.context import Context
 from swarm.client.generation import Generation, Options, Request
-from swarm.client.recovery import SessionState
 from swarm.client.reply import Reply
 from swarm.model.chat_template import Message
 from swarm.model.sampling import Sampling
+from swarm.session.opener import SessionState
 from swarm.values import ModelDigest
 
 

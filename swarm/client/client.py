@@ -22,15 +22,10 @@ import torch
 
 from swarm.client.batched_head import BatchedHead
 from swarm.client.chat import Conversation, ConversationState
-from swarm.client.context import Context, GuardPolicy
+from swarm.client.context import Context
 from swarm.client.generation import Generation, Limits, Options, Request, Voice
-from swarm.client.hop import HopSettings
-from swarm.client.local import LocalBlocks
 from swarm.client.model import ClientModel, load_client_model
-from swarm.client.recovery import Exactness, Recovery
-from swarm.client.router import Numerics
 from swarm.client.routes import Routes
-from swarm.client.spares import Policy
 from swarm.config import known_peers_folder, store_root
 from swarm.errors import ClockOff, ManifestMismatch, RequestError, SwarmError
 from swarm.model.chat_template import Json, Message
@@ -43,6 +38,11 @@ from swarm.network.rejoin import shared_peer_list
 from swarm.network.transport import Network
 from swarm.security.identity import new_identity
 from swarm.security.session_key import SessionKey
+from swarm.session.hop import HopSettings
+from swarm.session.local import LocalBlocks
+from swarm.session.opener import Opener
+from swarm.session.plan import Numerics
+from swarm.session.rules import ChainRules, Exactness, SparePolicy
 from swarm.values import Span
 from swarm.wire.records import Snapshot
 
@@ -56,7 +56,7 @@ class ClientOptions:
     open_timeout_s: float = 5.0
     dtype: str | None = None  # only peers that compute in it; None: whatever the swarm has
     recovery: Exactness = "auto"
-    spares: Policy = "auto"
+    spares: SparePolicy = "auto"
     local_fallback: bool = False  # run blocks that nobody hosts in this process, if they fit
     on_wait: Callable[[SwarmError], None] = field(default=lambda error: None)
     on_local: Callable[[str], None] = field(default=lambda text: None)  # told when blocks are run here
@@ -238,18 +238,18 @@ class Client:
             lease_s=options.lease_s,
             open_timeout_s=options.open_timeout_s,
         )
-        recovery = Recovery(
+        blocks = Span(0, config.num_blocks)
+        rules = ChainRules(blocks, options.patience_s, options.recovery, options.spares)
+        opener = Opener(
             network=self._network,
-            routes=self._routes,
+            planner=self._routes,
             settings=settings,
-            patience_s=options.patience_s,
-            exactness=options.recovery,
+            rules=rules,
             local=self._local,
             numerics=Numerics(options.dtype, "none") if options.dtype else None,
             on_wait=options.on_wait,
         )
-        guard = GuardPolicy(options.spares, self._now)
-        return Context(recovery, Span(0, config.num_blocks), self._head, guard)
+        return Context(opener, rules, self._head, self._now)
 
     def _local_blocks(self) -> LocalBlocks:
         model = self.model

@@ -5,38 +5,34 @@ keeps the part they share, so that the next turn of a chat costs only its new to
 """
 
 import logging
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from swarm.client.batched_head import BatchedHead
-from swarm.client.guardian import Guardian
-from swarm.client.recovery import Recovery, SessionState
-from swarm.client.session import Session
-from swarm.client.spares import Policy
 from swarm.errors import SwarmError
 from swarm.model.head import ScoredToken
 from swarm.model.pooling import Pooling
-from swarm.values import Span
+from swarm.session.chain import Chain
+from swarm.session.driver import Session
+from swarm.session.opener import Opener, SessionState
+from swarm.session.rules import ChainRules
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class GuardPolicy:
-    """How a session is guarded. `now` is the wall clock, in Unix seconds."""
-
-    spares: Policy
-    now: Callable[[], float]
-
-
 class Context:
-    """The tokens of one conversation, fed through its session. One call at a time."""
+    """The tokens of one conversation, fed through its session. One call at a time.
 
-    def __init__(self, recovery: Recovery, blocks: Span, head: BatchedHead, guard: GuardPolicy) -> None:
-        self.session = Session(recovery, blocks, lambda end: head.embed(self._ids[:end]))
-        self._guardian = Guardian(self.session, guard.spares, guard.now)
+    `unix_now` is the wall clock, in Unix seconds.
+    """
+
+    def __init__(
+        self, opener: Opener, rules: ChainRules, head: BatchedHead, unix_now: Callable[[], float]
+    ) -> None:
+        chain = Chain(rules, random.Random().random)  # noqa: S311 - spreads retries, guards nothing
+        self.session = Session(opener, chain, lambda end: head.embed(self._ids[:end]), unix_now)
         self._head = head
         self._ids: list[int] = []
 
@@ -90,7 +86,6 @@ class Context:
 
     async def _extend(self, ids: Sequence[int], reply_tokens: int) -> torch.Tensor:
         self._ids.extend(ids)
-        self._guardian.start()
         try:
             return await self.session.extend(self._head.embed(ids), reply_tokens)
         except BaseException:
@@ -99,13 +94,11 @@ class Context:
 
     async def close(self) -> None:
         """Free the session on every peer."""
-        await self._guardian.close()
         await self.session.close()
         self._ids.clear()
 
     async def leave(self) -> None:
         """End here, but let the peers keep the session for a while."""
-        await self._guardian.close()
         await self.session.leave()
         self._ids.clear()
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from swarm.client.hop import Hop
-from swarm.client.recovery import Resume
 from swarm.errors import LossKind
 from swarm.model.head import ScoredToken
+from swarm.session.hop import Hop
+from swarm.session.line import Resume
 
 FinishReason = Literal["stop", "length"]
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swarm.errors import NoRoute, PeersFull
+from swarm.session.plan import Numerics, PlannedHop
 from swarm.values import PeerId, Span, spans_of
 from swarm.wire.messages import FORMATS, WIRE_VERSION
 from swarm.wire.records import PeerRecord, Snapshot
@@ -20,27 +21,6 @@ HOP_OVERHEAD_MS = 1.0  # protocol and scheduling, besides the round trip
 MOST_KINDS = 16  # of numerics that are considered, the most common ones: anybody can make some up
 RELAY_DETOUR = 2.0  # round trips through a relay, for one that was not measured: two ways instead of one
 UNKNOWN_RATE_TOKENS_PER_S = 1.0  # of a peer that has not measured itself
-
-
-class Numerics(NamedTuple):
-    """What decides the last bits of a peer's answers."""
-
-    dtype: str
-    quantization: str
-
-    def __str__(self) -> str:
-        return self.dtype if self.quantization == "none" else f"{self.dtype} quantised as {self.quantization}"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedHop:
-    """A peer, the blocks it is to run, and how long one token should take there."""
-
-    peer: PeerId
-    span: Span
-    numerics: Numerics
-    expected_ms: float
-    kernels: str = ""  # the peer's fingerprint of them
 
 
 @dataclass(frozen=True, slots=True)

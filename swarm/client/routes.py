@@ -11,10 +11,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swarm.client.hop import ASSUMED_BYTES_PER_S
 from swarm.client.router import (
-    Numerics,
-    PlannedHop,
     RouteHints,
     missing_blocks,
     no_route,
@@ -24,6 +21,8 @@ from swarm.client.router import (
     unreached,
 )
 from swarm.errors import ClockOff, LossKind, NetworkError, NoRoute, SwarmError
+from swarm.session.hop import ASSUMED_BYTES_PER_S
+from swarm.session.plan import PLAIN_NUMERICS, Numerics, PlannedHop
 from swarm.values import PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
 
@@ -31,7 +30,6 @@ SNAPSHOT_LIFE_S = 20.0  # older than this it is fetched anew
 FETCH_TIMEOUT_S = 5.0
 OBSERVATION_LIFE_S = 60.0
 STOPGAP_MS = 1000.0  # a block; every real peer is expected to be faster
-DEFAULT_NUMERICS = Numerics("fp32", "none")
 WARY_S = 60.0  # after one that never served here did not keep its word
 MOST_KNOWN = 1000
 FIRST_BAN_S, LONGEST_BAN_S = 5.0, 120.0
@@ -81,11 +79,6 @@ class Routes:
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The last snapshot seen, however old."""
-        return self._snapshot
 
     async def plan(
         self,
@@ -141,7 +134,7 @@ class Routes:
     def plan_around(self, span: Span, numerics: Numerics | None, stopgap: PeerId) -> tuple[PlannedHop, ...]:
         """The best chain over `span` by what is known, with `stopgap` for the blocks nobody hosts."""
         kinds = (Numerics(record.dtype, record.quantization) for record in self._answering())
-        kind = numerics or next(kinds, DEFAULT_NUMERICS)
+        kind = numerics or next(kinds, PLAIN_NUMERICS)
         route: list[PlannedHop] = []
         for part, hosted in partition(span, self._answering(kind)):
             if hosted:

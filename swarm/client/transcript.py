@@ -18,9 +18,9 @@ import msgspec
 
 from swarm.client.chat import ConversationState, UnfinishedReply
 from swarm.client.context import shared_length
-from swarm.client.recovery import SessionState
 from swarm.errors import BrokenTranscript, UsageError
 from swarm.model.files import writing_to
+from swarm.session.opener import SessionState
 
 SYNC_EVERY_S = 1.0
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from swarm.client.hop import Hop, HopSettings
-from swarm.client.remote_hop import open_hop
-from swarm.client.router import PlannedHop
 from swarm.errors import HopLost, LossKind, NetworkError, ProtocolError, SessionRefused
 from swarm.network.transport import Network
 from swarm.security.session_key import SessionKey
+from swarm.session.hop import Hop, HopSettings
+from swarm.session.plan import PlannedHop
+from swarm.session.remote_hop import open_hop
 from swarm.status.agreement import Fingerprint, alike, tolerance_of
 from swarm.status.question import CanaryQuestion, Fingerprints
 from swarm.values import ModelDigest

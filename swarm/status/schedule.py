@@ -10,8 +10,9 @@ by the time between two runs alone.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm.client.router import Numerics, PlannedHop, missing_blocks
+from swarm.client.router import missing_blocks
 from swarm.network.admission import BLOCKS_PER_BUCKET
+from swarm.session.plan import Numerics, PlannedHop
 from swarm.values import Span
 from swarm.wire.records import ModelRecord, PeerRecord, Snapshot
 

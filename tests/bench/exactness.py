@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 
-from swarm.client.ledger import Ledger
 from swarm.config import store_root
 from swarm.model.config import read_config
 from swarm.model.dtypes import parse_dtype
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.store import pull
 from swarm.model.weights import load_head, load_span
+from swarm.session.ledger import Ledger
+from swarm.session.rows import Rows
 from swarm.values import Span
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2-135m.json"
@@ -33,7 +34,7 @@ class Reply:
     def __init__(self, model: SpanModel, head, prompt_ids: list[int]) -> None:
         self._model, self._head = model, head
         self._caches = [model.new_cache(span) for span in SPANS]
-        self._ledger = Ledger(model.config.hidden_size, model.dtype)
+        self._ledger, self._rows = Ledger(), Rows(model.config.hidden_size, model.dtype)
         self.ids = [self._feed(prompt_ids)]
 
     def go_on(self, count: int) -> None:
@@ -43,14 +44,15 @@ class Reply:
     def rebuild(self, exact: bool) -> None:
         cache = self._caches[LOST] = self._model.new_cache(SPANS[LOST])
         while cache.position < self._ledger.end:
-            rows = self._ledger.rows(cache.position, self._ledger.next_end(cache.position, exact))
+            rows = self._rows.get(cache.position, self._ledger.next_end(cache.position, exact))
             self._model.forward([SpanStep(cache, rows)], SPANS[LOST])
 
     def _feed(self, ids: list[int]) -> int:
         hidden = self._head.embed(ids)
         for index, span in enumerate(SPANS):
             if index == LOST:
-                self._ledger.append(hidden)
+                self._rows.put(self._ledger.end, hidden)
+                self._ledger.append(len(hidden))
                 self._ledger.mark_step(self._ledger.end)
             [hidden] = self._model.forward([SpanStep(self._caches[index], hidden)], span)
         return int(self._head.logits(hidden[-1:]).argmax())

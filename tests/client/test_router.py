@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.client.router import Numerics, RouteHints, plan
+from swarm.client.router import RouteHints, plan
 from swarm.errors import NoRoute
+from swarm.session.plan import Numerics
 from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot
 

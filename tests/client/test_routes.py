@@ -6,8 +6,6 @@ from itertools import pairwise
 import pytest
 from msgspec import structs
 
-from swarm.client.hop import ASSUMED_BYTES_PER_S
-from swarm.client.router import Numerics
 from swarm.client.routes import (
     FETCH_TIMEOUT_S,
     FIRST_BAN_S,
@@ -18,6 +16,8 @@ from swarm.client.routes import (
     Routes,
 )
 from swarm.errors import NetworkError, NoRoute, PeerUnreachable
+from swarm.session.hop import ASSUMED_BYTES_PER_S
+from swarm.session.plan import Numerics
 from swarm.testing.clock import run_virtual
 from swarm.values import ModelDigest, PeerId, Span
 from swarm.wire.records import PeerRecord, Snapshot

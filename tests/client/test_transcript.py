@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from swarm.client.chat import UnfinishedReply
-from swarm.client.recovery import SessionState
 from swarm.client.transcript import Begin, End, GoOn, Line, Place, Token, Transcript, Turn, read_transcript
 from swarm.errors import ConfigurationError, UsageError
 from swarm.model.sampling import Sampling
+from swarm.session.opener import SessionState
 
 BEGIN = Begin("0" * 64, "tiny", [], 0.0)
 PLACE = Place(SessionState("5" * 64, 1, "fp32", ()))

@@ -3,7 +3,7 @@
 import pytest
 from status_values import NOW
 
-from swarm.client.router import Numerics, PlannedHop
+from swarm.session.plan import Numerics, PlannedHop
 from swarm.status.canary import CanaryRun, HopResult
 from swarm.status.proof_ledger import ProofLedger
 from swarm.status.schedule import ScheduledCanary

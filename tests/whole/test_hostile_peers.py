@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swarm.client import guardian
 from swarm.client.client import ClientOptions
-from swarm.client.recovery import LATE_OPEN_S
-from swarm.client.remote_hop import open_hop
 from swarm.client.routes import FIRST_BAN_S
 from swarm.errors import SessionRefused
 from swarm.model.compute import InlineCompute
 from swarm.peer.sessions import SessionTable
 from swarm.security.identity import new_identity
+from swarm.session import driver
+from swarm.session.opener import LATE_OPEN_S
+from swarm.session.remote_hop import open_hop
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
 
@@ -57,9 +57,9 @@ def test_a_session_that_somebody_changed_is_built_again(virtual_swarm, reference
             await swarm.add_peers([Span(0, 3), Span(3, 6)])
             context = swarm.client(OPTIONS).conversation().context
             tokens = [int((await context.move_to(PROMPT)).argmax())]
-            recovery, hop = context.session.recovery, context.session.hops[1]
-            take = replace(recovery.settings, epoch=recovery.settings.epoch + 1)
-            recovery.settings = replace(recovery.settings, epoch=recovery.settings.epoch + epochs_ahead)
+            opener, hop = context.session.opener, context.session.hops[1]
+            take = replace(opener.settings, epoch=opener.settings.epoch + 1)
+            opener.settings = replace(opener.settings, epoch=opener.settings.epoch + epochs_ahead)
             meddler = await open_hop(swarm.net.join(new_identity()), hop.planned, take)
             meddler.rewind(0)
             await meddler.step(torch.randn(len(PROMPT) + 9, take.hidden_size), 0)
@@ -111,7 +111,7 @@ def test_a_peer_that_only_beats_is_left_for_a_replica_as_soon_as_it_is_late(virt
 @pytest.mark.parametrize("patience_s", [1.0, 5.0])
 def test_patience_is_for_blocks_that_nobody_has(virtual_swarm, reference, patience_s, monkeypatch):
     """A loss that is noticed later than the patience lasts is made good all the same."""
-    monkeypatch.setattr(guardian, "LOOK_EVERY_S", 1e6)  # so that only the deadline notices it
+    monkeypatch.setattr(driver, "LOOK_EVERY_S", 1e6)  # so that only the deadline notices it
     options = ClientOptions(spares="off", lease_s=2.0, patience_s=patience_s)
     ids, elapsed_s, lost = replied(virtual_swarm, beats_and_computes_nothing, options=options)
     assert ids == reference.reply(PROMPT, COUNT)

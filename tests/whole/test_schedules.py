@@ -160,7 +160,7 @@ class Play:
 
         def seeded_context():
             context = make_context()
-            context.session.recovery.jitter = random.Random(chances.random())
+            context.session.chain.jitter = random.Random(chances.random()).random
             return context
 
         client._context = seeded_context

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.client.client import ClientOptions
-from swarm.client.spares import is_worth_it
 from swarm.model.compute import InlineCompute
+from swarm.session.rules import is_worth_a_spare
 from swarm.testing.clock import run_virtual
 from swarm.values import Span
 from swarm.wire.records import PeerRecord
@@ -187,12 +187,12 @@ def record(**changes) -> PeerRecord:
         (86_400, 8000, {}, True),
     ],
 )
-def test_a_spare_is_kept_where_hazard_times_replay_is_worth_it(uptime_s, history, changes, worth):
-    assert is_worth_it(record(**changes), history, losses=0, now=uptime_s) is worth
+def test_a_spare_is_kept_where_hazard_times_replay_is_worth_a_spare(uptime_s, history, changes, worth):
+    assert is_worth_a_spare(record(**changes), history, losses=0, now=uptime_s) is worth
 
 
 @given(st.floats(1, 1e6), st.integers(0, 100_000), st.integers(0, 5))
 def test_more_hazard_never_makes_a_spare_less_worth(uptime_s, history, losses):
-    calm = is_worth_it(record(), history, losses, uptime_s)
+    calm = is_worth_a_spare(record(), history, losses, uptime_s)
     for changes, more in (({"reachable": "relayed"}, 0), ({"on_battery": True}, 0), ({}, 1)):
-        assert is_worth_it(record(**changes), history, losses + more, uptime_s) or not calm
+        assert is_worth_a_spare(record(**changes), history, losses + more, uptime_s) or not calm

@@ -16,7 +16,7 @@ from typing import Self
 from urllib.request import urlopen
 
 from swarm.client.client import Client, ClientOptions
-from swarm.client.spares import Policy
+from swarm.session.rules import SparePolicy
 from swarm.testing.faults import NodeProcesses
 from swarm.testing.links import HOST, LinkEmulator
 from swarm.testing.processes import SwarmProcess
@@ -39,7 +39,7 @@ class HarnessConfig:
     home: Path
     replicas: int = 2
     seed: int = 0
-    spares: Policy = "auto"
+    spares: SparePolicy = "auto"
     lease_s: float = 2.0
     patience_s: float = 60.0
 

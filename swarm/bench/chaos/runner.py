@@ -14,11 +14,11 @@ from swarm.bench.chaos.leftovers import Baseline, left_behind
 from swarm.bench.chaos.replies import percentile
 from swarm.bench.chaos.scenario_run import References, ScenarioRun
 from swarm.bench.chaos.scenarios import Scenario
-from swarm.client.spares import Policy
 from swarm.config import store_root
 from swarm.errors import SwarmError, UsageError
 from swarm.model.config import read_config
 from swarm.model.store import resolve
+from swarm.session.rules import SparePolicy
 from swarm.testing.processes import even_spans
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 
@@ -36,7 +36,7 @@ class ChaosConfig:
 
     model: str | None = None
     seed: int = 0
-    spares: Policy = "auto"
+    spares: SparePolicy = "auto"
 
 
 @dataclass(frozen=True, slots=True)

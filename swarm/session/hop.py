@@ -1,13 +1,14 @@
-"""A hop of a chain, wherever its blocks are: what the session, recovery and spares know of it."""
+"""A hop of a chain, wherever its blocks are: what a session knows of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from swarm.client.router import PlannedHop
 from swarm.errors import HopLost
 from swarm.security.session_key import SessionKey
+from swarm.session.plan import PlannedHop
 from swarm.values import ModelDigest
 from swarm.wire.messages import MAX_STEP_TOKENS
 from swarm.wire.tensors import CODECS
@@ -58,6 +59,7 @@ class Hop(Protocol):
     decode_s: float  # of late, for one token there and back
     bytes_per_s: float  # of the link, as far as is known
     rewinds: int  # of the session on the peer so far
+    on_lost: Callable[[HopLost], None]  # told once, when the hop is gone
 
     @property
     def lost(self) -> HopLost | None:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 
-from swarm.client.hop import ASSUMED_BYTES_PER_S, HopStats
-from swarm.client.router import Numerics, PlannedHop
 from swarm.errors import DoesNotFit, HopLost, NoRoute
 from swarm.memory import available_bytes
 from swarm.model.cache import KVCache
@@ -23,6 +21,8 @@ from swarm.model.parts import missing_of_span
 from swarm.model.span import SpanModel, SpanStep
 from swarm.model.weights import load_span, span_size_bytes
 from swarm.security.manifest import Manifest
+from swarm.session.hop import ASSUMED_BYTES_PER_S, HopStats
+from swarm.session.plan import Numerics, PlannedHop
 from swarm.values import PeerId, Span, format_size
 
 LOCAL = PeerId("local")
@@ -30,7 +30,7 @@ MEMORY_SHARE = 0.8  # of what is free
 
 
 class LocalHop:
-    """A session on blocks in this process; see `client/hop.Hop` for what each part means."""
+    """A session on blocks in this process; see `session/hop.Hop` for what each part means."""
 
     def __init__(
         self, planned: PlannedHop, model: SpanModel, compute: Compute, codec_dtype: torch.dtype
@@ -38,6 +38,7 @@ class LocalHop:
         self.planned = planned
         self.position = 0
         self.lost: HopLost | None = None
+        self.on_lost: Callable[[HopLost], None] = lambda error: None
         self.leaving_in_s: float | None = None
         self.stats = HopStats()
         self.rtt_s = 0.0

@@ -2,17 +2,16 @@
 
 Sends steps, waits for their answers, and knows when to stop waiting: a broken stream, silence for
 longer than the lease, or a step far beyond what was measured all end in `HopLost`. Decides nothing
-about what happens then; that is `client/recovery`.
+about what happens then; that is `session/chain`.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from swarm.client.hop import ASSUMED_BYTES_PER_S, HopSettings, HopStats
-from swarm.client.router import PlannedHop
 from swarm.errors import (
     ChannelClosed,
     HopLost,
@@ -24,6 +23,8 @@ from swarm.errors import (
 )
 from swarm.network.channel import SLOWEST_BYTES_PER_S, Channel
 from swarm.network.transport import Network
+from swarm.session.hop import ASSUMED_BYTES_PER_S, HopSettings, HopStats
+from swarm.session.plan import PlannedHop
 from swarm.values import PeerId
 from swarm.wire.messages import (
     NO_ROOM,
@@ -89,6 +90,7 @@ class RemoteHop:
         self.stats = HopStats()
         self.rtt_s = 0.0
         self.decode_s = 0.0  # of late, for one token there and back
+        self.on_lost: Callable[[HopLost], None] = lambda error: None
         self._channel = channel
         self._settings = settings
         self._waiting: _Waiting | None = None
@@ -288,6 +290,7 @@ class RemoteHop:
         """Mark the hop as lost, once, and wake whoever waits for it."""
         if self._lost is None:
             self._lost = HopLost(self.planned.peer, kind, reason, silent_s)
+            self.on_lost(self._lost)
         if self._waiting is not None and not self._waiting.answer.done():
             self._waiting.answer.set_exception(self._lost)
             self._waiting.answer.exception()  # seen, even if the waiter has given up already

@@ -8,8 +8,14 @@ import msgspec
 import pytest
 import torch
 
-from swarm.client.hop import HopSettings
-from swarm.client.remote_hop import (
+from swarm.errors import ChannelClosed, HopLost, NetworkError, PeerUnreachable, ProtocolError, SessionRefused
+from swarm.network.channel import CHATTER
+from swarm.network.memory import MemorySwarm
+from swarm.security.identity import new_identity
+from swarm.security.session_key import SessionKey
+from swarm.session.hop import HopSettings
+from swarm.session.plan import Numerics, PlannedHop
+from swarm.session.remote_hop import (
     DEADLINE_FACTOR,
     DEADLINE_FLOOR_S,
     DEEPEST_QUEUE,
@@ -18,12 +24,6 @@ from swarm.client.remote_hop import (
     RemoteHop,
     open_hop,
 )
-from swarm.client.router import Numerics, PlannedHop
-from swarm.errors import ChannelClosed, HopLost, NetworkError, PeerUnreachable, ProtocolError, SessionRefused
-from swarm.network.channel import CHATTER
-from swarm.network.memory import MemorySwarm
-from swarm.security.identity import new_identity
-from swarm.security.session_key import SessionKey
 from swarm.testing.clock import run_virtual
 from swarm.values import ModelDigest, Span
 from swarm.wire.messages import (

@@ -1,24 +1,16 @@
-"""How a lost span is covered again: the one place where a fault becomes a new chain.
+"""Opens hops: plans a chain over some blocks and opens a session on each of its peers, all or none.
 
-Opening the first chain and replacing lost hops are the same act: plan, open all, and if any of it
-fails, try again with what is left, until the patience ends. The replay itself needs no code here:
-new hops start behind their ledger, and the session pushes them forward like any other.
+One try each time; whether there is another is decided in `session/chain`. The first chain settles in
+which numbers the session is computed and how hidden states travel.
 """
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from swarm.client.hop import Hop, HopSettings
-from swarm.client.local import LOCAL, LocalBlocks
-from swarm.client.remote_hop import open_hop
-from swarm.client.router import Numerics, PlannedHop
-from swarm.client.routes import DEFAULT_NUMERICS, Routes
 from swarm.errors import (
     LossKind,
     NetworkError,
@@ -30,12 +22,16 @@ from swarm.errors import (
 )
 from swarm.network.transport import Network
 from swarm.security.session_key import SessionKey
+from swarm.session.hop import Hop, HopSettings
+from swarm.session.local import LOCAL, LocalBlocks
+from swarm.session.plan import Numerics, PlannedHop, Planner, common_numerics
+from swarm.session.remote_hop import open_hop
+from swarm.session.rules import ChainRules
 from swarm.values import PeerId, Span
 from swarm.wire.decoding import Digest
 from swarm.wire.messages import NO_ROOM, Role
 from swarm.wire.tensors import CODECS
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 LATE_OPEN_S = 0.7  # a session opens in a round trip or two
 EPOCHS_PER_TAKE = 1 << 12  # more than one process opens, so that a later one always outranks it
 MAX_POSITION = 1 << 31
@@ -51,27 +47,6 @@ class Held:
 
 NOTHING_HELD = Held(0, 0)
 _Place = tuple[PeerId, int]  # a peer, and the first block of what it serves of this session
-Exactness = Literal["auto", "fast", "exact"]
-LONGEST_EXACT_REPLAY_TOKENS = 512  # with "auto"; step by step, more would take too long
-
-
-@dataclass(slots=True)
-class Resume:
-    """One loss and what it cost. `stall_s` is None until the conversation goes on."""
-
-    at_token: int
-    lost_peer: str
-    kind: LossKind
-    reason: str
-    started_at: float
-    replayed_tokens: int = 0
-    exact: bool = False  # replayed step by step
-    stall_s: float | None = None
-
-    def end(self, now: float) -> None:
-        """The conversation goes on."""
-        if self.stall_s is None:
-            self.stall_s = now - self.started_at
 
 
 class SessionState(msgspec.Struct, frozen=True):
@@ -85,58 +60,58 @@ class SessionState(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Recovery:
-    """Opens chains for one session. `on_wait` is told why it waits, each time it has to."""
+class Opener:
+    """Opens hops for one session. `on_wait` is told why it waits, each time it has to."""
 
     network: Network
-    routes: Routes
+    planner: Planner
     settings: HopSettings
-    patience_s: float
-    exactness: Exactness = "auto"
+    rules: ChainRules
     local: LocalBlocks | None = None
     numerics: Numerics | None = None
     preferred: Numerics | None = None  # tried first: what an earlier process's chain computed in
     settled: bool = False  # the first chain stands; numerics and codec are fixed
     began_anew: bool = False  # with sessions of its own, since another process took the earlier ones over
     on_wait: Callable[[SwarmError], None] = lambda error: None
-    jitter: random.Random = field(default_factory=random.Random)
 
-    def is_exact(self, replay_tokens: int) -> bool:
-        """Whether to replay so many rows in the very steps that were sent, so that the bits are the same.
+    async def open_chain(self, span: Span, lost: Mapping[Hop, int] | None = None) -> list[Hop]:
+        """Open hops over `span`, in place of neighbouring ones that are lost, which held so many tokens.
 
-        In fp32, not quantised, no token hangs on the bits that a replay in chunks changes: never needed.
+        A lost peer that is found again may still hold the session; what it holds is used. Raises `NoRoute`,
+        `NetworkError`, `ProtocolError` or `SessionRefused`, which another try may not meet.
         """
-        if self.exactness != "auto":
-            return self.exactness == "exact"
-        plain = (self.numerics or DEFAULT_NUMERICS) == DEFAULT_NUMERICS
-        return not plain and replay_tokens <= LONGEST_EXACT_REPLAY_TOKENS
+        lost = lost or {}
+        held = {
+            (hop.planned.peer, hop.planned.span.start): Held(position, hop.rewinds)
+            for hop, position in lost.items()
+        }
+        wanted = self.numerics
+        try:
+            planned = await self._plan(span, self._kernels_for([hop.planned for hop in lost]))
+            self._prepare(planned)
+            hops = await self._open_hedged(planned, held)
+        except (NoRoute, NetworkError, ProtocolError, SessionRefused):
+            if not self.settled:
+                self.numerics = wanted
+            raise
+        self.settled, self.began_anew = True, False
+        return hops
 
-    async def open_chain(self, span: Span) -> list[Hop]:
-        """Open a first chain over `span`, and settle how hidden states travel.
+    async def let_go(self, lost: Hop) -> None:
+        """End what there is of a lost hop, so that its peer can be asked anew."""
+        await lost.drop()
+        if lost.lost is not None and lost.lost.silent_s is not None:  # its connection may be dead, too
+            await self.network.hang_up(lost.planned.peer, lost.lost.silent_s)
 
-        Raises `NoRoute` when patience ends.
-        """
-        return await self._cover(span, {})
-
-    async def replace(self, lost: Sequence[Hop]) -> list[Hop]:
-        """Open hops over the span of neighbouring lost ones; raises like `open_chain`.
-
-        A lost peer that is found again may still hold the session; what it holds is used.
-        """
-        held = {(hop.planned.peer, hop.planned.span.start): Held(hop.position, hop.rewinds) for hop in lost}
-        for hop in lost:
-            await hop.drop()
-            if hop.lost is not None and hop.lost.silent_s is not None:  # its connection may be dead, too
-                await self.network.hang_up(hop.planned.peer, hop.lost.silent_s)
-        span = Span(lost[0].planned.span.start, lost[-1].planned.span.end)
-        return await self._cover(span, held, self._kernels_for(lost))
-
-    async def open_beside(self, hop: Hop, role: Role) -> list[Hop]:
-        """Open hops over the blocks of a living one, on other peers, without waiting. Raises `SwarmError`."""
-        numerics = self.numerics or hop.planned.numerics
-        others, kernels = frozenset([hop.planned.peer]), self._kernels_for([hop])
-        planned = await self.routes.plan(hop.planned.span, numerics, others, kernels=kernels)
+    async def open_beside(self, hop: PlannedHop, role: Role) -> list[Hop]:
+        """Open hops over the blocks of a living one, on other peers. Raises `SwarmError`."""
+        numerics, others = self.numerics or hop.numerics, frozenset([hop.peer])
+        planned = await self.planner.plan(hop.span, numerics, others, kernels=self._kernels_for([hop]))
         return await self._open_all(planned, {}, role)
+
+    def tell_waiting(self, span: Span, error: SwarmError) -> None:
+        """Say that the session waits for a span, and why."""
+        self.on_wait(self.planner.explain(span, error))
 
     async def reopen(self, state: SessionState) -> list[Hop]:
         """Take up the session of an earlier process on the very peers it was on. Raises `SwarmError`."""
@@ -144,7 +119,7 @@ class Recovery:
             raise NoRoute("Some blocks were run by that process itself", "Allow it with --local-fallback.")
         if self.numerics is not None and any(hop.numerics != self.numerics for hop in state.hops):
             raise NoRoute(f"The conversation was not held in {self.numerics.dtype}")
-        self.preferred = _common(state.hops)
+        self.preferred = common_numerics(state.hops)
         self.settings = replace(
             self.settings,
             key=SessionKey(bytes.fromhex(state.key)),
@@ -160,48 +135,29 @@ class Recovery:
         self.numerics, self.settled = self.preferred, True
         return hops
 
-    def _kernels_for(self, hops: Sequence[Hop]) -> str:
+    def _kernels_for(self, hops: Sequence[PlannedHop]) -> str:
         """What others than these hops should compute with so that the bits are the same, if that matters."""
-        kinds = {hop.planned.kernels for hop in hops}
-        return kinds.pop() if self.is_exact(0) and len(kinds) == 1 else ""
-
-    async def _cover(self, span: Span, held: Mapping[_Place, Held], kernels: str = "") -> list[Hop]:
-        ends_at, wanted = _now() + self.patience_s, self.numerics
-        for delay_s in _backoff(self.jitter):
-            try:
-                planned = await self._plan(span, kernels)
-                self._prepare(planned)
-                hops = await self._open_chain(planned, held)
-            except (NoRoute, NetworkError, ProtocolError, SessionRefused) as error:
-                if not self.settled:
-                    self.numerics = wanted
-                if _now() + delay_s > ends_at:
-                    raise self.routes.explain(span, error) from error
-                self.on_wait(self.routes.explain(span, error))
-            else:
-                self.settled, self.began_anew = True, False
-                return hops
-            await asyncio.sleep(delay_s)
-        raise AssertionError("the backoff never ends")
+        kinds = {hop.kernels for hop in hops}
+        return kinds.pop() if len(kinds) == 1 and self.rules.is_exact(0, self.numerics) else ""
 
     async def _plan(self, span: Span, kernels: str) -> tuple[PlannedHop, ...]:
         """A chain of peers, with blocks that nobody hosts run here if that is wanted and possible."""
         if self.preferred is not None and not self.settled:
             with contextlib.suppress(NoRoute):
-                return await self.routes.plan(span, self.preferred)
+                return await self.planner.plan(span, self.preferred)
         if self.local is not None:  # then nothing has to be hoped of peers that were lost
             with contextlib.suppress(NoRoute):
-                return await self.routes.plan(span, self.numerics, with_lost=False, kernels=kernels)
-            route = self.routes.plan_around(span, self.numerics, LOCAL)
+                return await self.planner.plan(span, self.numerics, with_lost=False, kernels=kernels)
+            route = self.planner.plan_around(span, self.numerics, LOCAL)
             if all(self.local.fits(hop.span, hop.numerics) for hop in route if hop.peer == LOCAL):
                 return route
-        return await self.routes.plan(span, self.numerics, kernels=kernels)
+        return await self.planner.plan(span, self.numerics, kernels=kernels)
 
     def _prepare(self, planned: Sequence[PlannedHop]) -> None:
         """Choose the numerics and the codec of the first chain; once that stands they never change."""
         if self.settled:
             return
-        self.numerics = _common(planned)
+        self.numerics = common_numerics(planned)
         codec = self.numerics.dtype if self.numerics else "fp32"
         self.settings = replace(self.settings, codec=codec)
 
@@ -212,7 +168,7 @@ class Recovery:
         self.settings = settings = replace(self.settings, epoch=self.settings.epoch + 1)
         return await _all_of([self._open_one(hop, settings, held, role) for hop in planned])
 
-    async def _open_chain(self, planned: Sequence[PlannedHop], held: Mapping[_Place, Held]) -> list[Hop]:
+    async def _open_hedged(self, planned: Sequence[PlannedHop], held: Mapping[_Place, Held]) -> list[Hop]:
         """As `_open_all`, but beside a hop that is late others are opened; what answers first is taken."""
         self.settings = settings = replace(self.settings, epoch=self.settings.epoch + 1)
         return await _all_of([self._open_in_time(hop, settings, held) for hop in planned])
@@ -235,7 +191,7 @@ class Recovery:
                 if opened is None:
                     continue
                 if opened is not first:
-                    self.routes.lost(planned.peer, "late", f"Peer {planned.peer} opens no session")
+                    self.planner.lost(planned.peer, "late", f"Peer {planned.peer} opens no session")
                 tasks.remove(opened)
                 return opened.result()
             return first.result()
@@ -247,7 +203,7 @@ class Recovery:
         if planned.peer == LOCAL:
             return ()
         try:
-            return self.routes.plan_at_hand(planned.span, planned.numerics, frozenset([planned.peer]))
+            return self.planner.plan_at_hand(planned.span, planned.numerics, frozenset([planned.peer]))
         except (NoRoute, NetworkError):
             return ()
 
@@ -257,7 +213,7 @@ class Recovery:
         if self.local is not None and planned.peer == LOCAL:
             return [await self.local.open(planned, CODECS[settings.codec])]
         held = places.get((planned.peer, planned.span.start), NOTHING_HELD)
-        bytes_per_s = self.routes.bytes_per_s(planned.peer)
+        bytes_per_s = self.planner.bytes_per_s(planned.peer)
         try:
             hop = await open_hop(
                 self.network, planned, settings, role, bytes_per_s, may_wait=held != NOTHING_HELD
@@ -267,9 +223,9 @@ class Recovery:
                 # another process has taken the conversation over: this one goes on with sessions of its own
                 self.settings, self.began_anew = replace(self.settings, key=SessionKey.new()), True
             else:
-                self.routes.lost(planned.peer, _kind_of(error), str(error))
+                self.planner.lost(planned.peer, _kind_of(error), str(error))
             raise
-        self.routes.heard(planned.peer, hop.rtt_s)
+        self.planner.heard(planned.peer, hop.rtt_s)
         # What the peer did after our last certain knowledge is void; all is, where another has cut it.
         hop.rewind(held.position if hop.rewinds == held.rewinds else 0)
         return [hop]
@@ -286,12 +242,6 @@ def _kind_of(error: SwarmError) -> LossKind:
 
 def _is_fenced(error: SwarmError) -> bool:
     return isinstance(error, SessionRefused) and error.fault_code == "fenced"
-
-
-def _common(planned: Sequence[PlannedHop]) -> Numerics | None:
-    """What all of them compute in, if it is the same."""
-    kinds = {hop.numerics for hop in planned}
-    return kinds.pop() if len(kinds) == 1 else None
 
 
 async def _all_of(openings: Sequence[Coroutine[None, None, list[Hop]]]) -> list[Hop]:
@@ -316,15 +266,3 @@ async def _abandon(tasks: Sequence[asyncio.Task[list[Hop]]]) -> None:
     results = await asyncio.gather(*tasks, return_exceptions=True)
     hops = [hop for result in results if not isinstance(result, BaseException) for hop in result]
     await asyncio.gather(*(hop.drop() if hop.position else hop.close() for hop in hops))
-
-
-def _backoff(jitter: random.Random) -> Iterator[float]:
-    """Seconds to wait before each next attempt: doubling, bounded, and spread by half."""
-    delay_s = FIRST_RETRY_S
-    while True:
-        yield delay_s * jitter.uniform(0.5, 1.0)
-        delay_s = min(LONGEST_RETRY_S, 2 * delay_s)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
