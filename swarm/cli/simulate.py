@@ -69,7 +69,8 @@ def command(
     drawn = TraceSettings(shape, peers, blocks, hours, capacity, online, session_s, seed)  # type: ignore[arg-type]
     stays = read(trace) if trace else draw(drawn)
     rules = ("ours",) if only_ours else ("ours", "petals", "random")
-    settings = RunSettings(blocks, hours, per_hour, rules, seed)
+    volunteers = len({stay.peer for stay in stays}) if trace else peers
+    settings = RunSettings(volunteers, blocks, hours, per_hour, rules, seed)
     note(f"{len(stays)} stays")
     report = simulate(stays, settings, lambda name: note(f"Playing {name} ..."))
     if svg:

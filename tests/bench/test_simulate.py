@@ -25,7 +25,7 @@ def played(stays, blocks=6, hours=1.0, rule=None) -> World:
 
 
 def test_the_same_seed_gives_the_same_result():
-    settings = RunSettings(12, 1.0, requests_per_hour=30.0)
+    settings = RunSettings(40, 12, 1.0, requests_per_hour=30.0)
     first, second = (simulate(draw(SMALL), settings) for _ in range(2))
     assert first.to_json() == second.to_json()
     assert picture(first) == picture(second)
@@ -33,7 +33,7 @@ def test_the_same_seed_gives_the_same_result():
 
 
 def test_a_report_has_these_keys_and_the_oracle_is_never_beaten():
-    report = simulate(draw(SMALL), RunSettings(12, 1.0, 30.0)).to_json()
+    report = simulate(draw(SMALL), RunSettings(40, 12, 1.0, 30.0)).to_json()
     assert list(report) == [
         "peers", "blocks", "hours", "coverage", "coverage_by_rule", "errors", "moves_per_peer_day",
         "weakest_to_oracle",

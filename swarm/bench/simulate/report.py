@@ -20,6 +20,7 @@ COLOURS = {"ours": "#1a7f37", "petals": "#bf8700", "random": "#cf222e"}
 class RunSettings:
     """What is played."""
 
+    peers: int  # volunteers in the trace
     blocks: int
     hours: float
     requests_per_hour: float = 60.0
@@ -58,7 +59,7 @@ class Report:
         by_rule = {each.rule: round(self.coverage(each), 7) for each in self.played}
         by_rule["oracle"] = round(1 - first.tally.unhosted_block_s / self.block_s, 7)
         return {
-            "peers": round(float(np.mean(first.tally.peers))),
+            "peers": self.settings.peers,
             "blocks": self.settings.blocks,
             "hours": self.settings.hours,
             "coverage": by_rule[first.rule],

@@ -21,7 +21,7 @@ MEDIAN_TOKENS, TOKENS_SIGMA = 200, 1.0
 PREFILL_FACTOR = 20.0  # so many times faster are rows that are sent together
 BROKEN_S, DIAL_S = 0.05, 0.1  # to hear of a broken stream; to find that a peer does not answer
 SILENT_SHARE = 0.5  # of the peers that go without a word: a machine that sleeps, a link that is cut
-ASK_AGAIN_S = 0.5
+ASK_AGAIN_S, SELDOM_S = 0.5, 5.0  # while nobody hosts a block: at first, and doubling up to
 _MODEL = ModelDigest("0" * 64)
 
 
@@ -83,8 +83,9 @@ class Requests:
         self._go_on(reply, hops, lost_s + now_s - since_s + tried_s)
 
     def _wait(self, reply: _Reply, span: Span, since_s: float, lost_s: float) -> None:
-        if self._world.now_s - since_s < self._patience_s:
-            again_s = self._world.now_s + ASK_AGAIN_S
+        waited_s = self._world.now_s - since_s
+        if waited_s < self._patience_s:
+            again_s = self._world.now_s + min(SELDOM_S, max(ASK_AGAIN_S, waited_s))
             self._world.at(again_s, lambda: self._find(reply, span, since_s, lost_s))
             return
         if (self._world.replicas[span.start : span.end] > 0).all():
@@ -157,10 +158,12 @@ class Requests:
         return Snapshot(_MODEL, self._world.blocks, records, now_s)
 
     def _record(self, peer: SimPeer, now_s: float) -> PeerRecord:
+        """What it announces. A reply is at a peer for about its blocks' share of the time."""
         rate = peer.stay.blocks_per_s / len(peer.span)
         return PeerRecord(
             peer=peer.stay.peer, model=_MODEL, issued_at=now_s, expires_at=now_s + 30, sequence=0,
             start=peer.span.start, end=peer.span.end, state="online", dtype="bf16", quantization="none",
             decode_tokens_per_s=rate, prefill_tokens_per_s=rate * PREFILL_FACTOR, free_tokens=10**6,
-            queue_depth=peer.queue, wire_version=WIRE_VERSION, software="",
+            queue_depth=peer.queue * len(peer.span) // self._world.blocks,
+            wire_version=WIRE_VERSION, software="",
         )  # fmt: skip
