@@ -22,7 +22,7 @@ BAR_CHARS = 40
 @click.option(
     "--machines",
     "machine_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     help="A TOML file with a table [[machine]] for each. [default: this machine, measured]",
 )
 @click.option("--join", multiple=True, metavar="ADDR", help="Tell what this machine would add to that swarm.")

@@ -37,6 +37,8 @@ class Machine:
 
 def read_machines(path: Path) -> list[Machine]:
     """Read a machine file. Raises `UsageError`."""
+    if not path.is_file():
+        raise UsageError(f"There is no file {path.name}", "Give the path of a TOML file of machines.")
     try:
         tables = tomllib.loads(path.read_text())["machine"]
         machines = [_machine(table) for table in tables]
