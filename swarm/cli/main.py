@@ -37,6 +37,8 @@ COMMANDS = {
     "key": "Make or show an identity.",
     "bench": "Measure how fast this machine is, alone and in a chain.",
     "chaos": "Break a small swarm on this machine and see whether a token changes.",
+    "simulate": "Play days of a big swarm in minutes.",
+    "plan": "Tell whether a model fits your machines, and how fast it would be.",
     "doctor": "Check whether this machine is fit to take part.",
     "completion": "Print the completion script of a shell.",
 }

@@ -245,7 +245,7 @@ def test_completion_offers_commands_without_loading_them():
         "items = ShellComplete(group, {}, 'swarm', '_SWARM_COMPLETE').get_completions([], 'p')\n"
         "print([item.value for item in items], 'swarm.cli.peer' in sys.modules)\n"
     )
-    assert offered.strip() == "['peer'] False"
+    assert offered.strip() == "['peer', 'plan'] False"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

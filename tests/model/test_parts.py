@@ -12,7 +12,6 @@ from huggingface_hub import constants
 
 from swarm.cli.model import command
 from swarm.client.model import load_client_model
-from swarm.client.router import Numerics
 from swarm.errors import BrokenModel, ConfigurationError, ManifestMismatch, UnknownModel, UsageError
 from swarm.model import parts, store
 from swarm.model.compute import InlineCompute
@@ -20,6 +19,7 @@ from swarm.model.config import read_config
 from swarm.model.weights import build_manifest, load_span
 from swarm.security.manifest import MANIFEST_FILE
 from swarm.session.local import LocalBlocks
+from swarm.session.plan import Numerics
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 from swarm.values import Span
 

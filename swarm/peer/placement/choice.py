@@ -20,9 +20,8 @@ from swarm.wire.records import Snapshot
 
 HOLE_WEIGHT = 1e5  # for each block that nobody hosts
 RISK_WEIGHT = 100.0  # for each block that is a hole soon, times the odds
-RATE_WEIGHT = (
-    0.03  # for each block that bears as much as it should; one that bears half weighs eight times it
-)
+# for each block that bears what it should; eight times that for one that bears half of it
+RATE_WEIGHT = 0.03
 HOP_WEIGHT = 0.01  # for a hop more in every chain
 ENOUGH_ODDS = 1e-6  # of a hole; more replicas than that takes are for speed alone
 WEAKEST_SHARE = 0.125  # of a fair rate; a block that bears even less is not weighed higher

@@ -13,8 +13,8 @@ from swarm.peer.placement.choice import Ability, Choice, best_window, gain_of
 from swarm.peer.placement.cover import SETTLED_AFTER_S, YOUNGEST_S, Claims, Cover, typical_rate
 from swarm.values import PeerId, Span
 
-HYSTERESIS = 2.0  # so many times more than here it must help elsewhere
-LEAST_GAIN = 0.3  # by which a move must help; see the weights of `choice`
+HYSTERESIS = 4.0  # so many times more than here it must help elsewhere
+LEAST_GAIN = 30.0  # by which a move must help; see the weights of `choice`
 LEAST_LOOK_S, MOST_LOOK_S = 10.0, 600.0
 SWARM_LOOKS_EVERY_S = 1.0  # all peers of a model together, however many they are
 
