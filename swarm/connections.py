@@ -18,7 +18,7 @@ STALLED_S = 60.0  # a reader that takes nothing of what is written to it
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownConnection:
     owner: str
     idle_since: float | None
     answered: bool = False
@@ -35,7 +35,7 @@ class ConnectionTable(Generic[Connection]):
     """At most `limit` connections, and half of them from one address."""
 
     limit: int
-    _known: dict[Connection, _Known] = field(default_factory=dict)
+    _known: dict[Connection, _KnownConnection] = field(default_factory=dict)
     _counts: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class ConnectionTable(Generic[Connection]):
             if given_up is None:
                 return connection
             self.leave(given_up)
-        self._known[connection] = _Known(owner, now)
+        self._known[connection] = _KnownConnection(owner, now)
         self._counts[owner] += 1
         return given_up
 

@@ -114,6 +114,15 @@ def test_the_search_does_find_an_impure_module_behind_another():
     assert reachable("swarm.network.transport")["asyncio"] == "swarm.network.channel"
 
 
+def test_a_class_name_means_one_thing_in_the_whole_tree():
+    named: dict[str, list[str]] = {}
+    for path in sources("swarm"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                named.setdefault(node.name.lstrip("_"), []).append(module_name(path))
+    assert {name: modules for name, modules in named.items() if len(modules) > 1} == {}
+
+
 def test_only_two_files_import_hivemind():
     users = [
         module_name(path)

@@ -11,7 +11,7 @@ from swarm.errors import UsageError
 from swarm.values import format_size
 
 if TYPE_CHECKING:
-    from swarm.bench.plan.advice import Answer, Question
+    from swarm.bench.plan.advice import PlanAnswer, Question
     from swarm.model.config import ModelConfig
 
 BAR_CHARS = 40
@@ -85,7 +85,7 @@ def _read_config(model: str) -> "ModelConfig":
     return read_config(directory)
 
 
-def _tell(question: "Question", answered: "Answer") -> None:
+def _tell(question: "Question", answered: "PlanAnswer") -> None:
     from swarm.bench.plan.estimate import BYTES_PER_WEIGHT, blocks_on, needs
 
     print_result(f"{question.config.num_blocks} blocks; for {question.context_tokens} tokens of context:")

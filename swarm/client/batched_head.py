@@ -22,7 +22,7 @@ MAX_SCORED_ROWS = 16  # a pass over so many takes two to three times as long as 
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class _HeadBatch:
     """Rows that are computed in one pass; it takes more until its turn comes."""
 
     rows: list[torch.Tensor] = field(default_factory=list)
@@ -37,7 +37,7 @@ class BatchedHead:
         self._compute = compute
         self._turn = asyncio.Lock()
         self._scoring = asyncio.Lock()
-        self._open: _Batch | None = None
+        self._open: _HeadBatch | None = None
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         """Hidden states [tokens, hidden] of token ids; raises `RequestError` for an unknown id."""
@@ -47,7 +47,7 @@ class BatchedHead:
         """Logits [vocab] that follow one row [1, hidden]. Cancelling it does not disturb the batch."""
         batch = self._open
         if batch is None or batch.result is None or len(batch.rows) == MAX_ROWS:
-            batch = self._open = _Batch()
+            batch = self._open = _HeadBatch()
             batch.result = asyncio.create_task(self._compute_batch(batch))
         batch.rows.append(hidden)
         index = len(batch.rows) - 1
@@ -70,7 +70,7 @@ class BatchedHead:
         """The embedding [dimensions] of a text's hidden states [tokens, hidden]."""
         return await self._compute.run(lambda: pooling.pool(self._head.normed(hidden), dimensions))
 
-    async def _compute_batch(self, batch: _Batch) -> torch.Tensor:
+    async def _compute_batch(self, batch: _HeadBatch) -> torch.Tensor:
         async with self._turn:
             if self._open is batch:
                 self._open = None

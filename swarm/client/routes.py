@@ -37,7 +37,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 0.5
 
 
 @dataclass(slots=True)
-class _Ban:
+class _PeerBan:
     """A peer that did not answer. Others are preferred until `until`, and until it gives a sign of life.
 
     It is not asked before `retry_at`.
@@ -68,7 +68,7 @@ class Routes:
         self._fetched_at = 0.0
         self._rtt_ms: dict[PeerId, float] = {}
         self._bytes_per_s: dict[PeerId, float] = {}
-        self._bans: dict[PeerId, _Ban] = {}
+        self._bans: dict[PeerId, _PeerBan] = {}
         self._observed: dict[PeerId, _Observation] = {}
         self._served: set[PeerId] = set()  # they have answered steps
         self._wary_until = 0.0  # till then, peers that have never served come last
@@ -204,7 +204,7 @@ class Routes:
             self._wary_until = _now() + WARY_S
         now, ban = _now(), self._bans.get(peer)
         losses = ban.losses + 1 if ban else 1
-        self._bans[peer] = _Ban(
+        self._bans[peer] = _PeerBan(
             losses=losses,
             lost_at=self._directory_time(),
             until=now + min(LONGEST_BAN_S, FIRST_BAN_S * 2 ** (losses - 1)),

@@ -44,7 +44,7 @@ _KEPT_VARIABLES = ("PATH", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHON
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What one question may take."""
 
     cpu_s: int
@@ -56,7 +56,7 @@ class Limits:
 class Confined:
     """A program of `confined_program`, by name, and what it is set up with."""
 
-    def __init__(self, name: str, program: str, setup: Json, limits: Limits) -> None:
+    def __init__(self, name: str, program: str, setup: Json, limits: ProcessLimits) -> None:
         """`name` says in messages what runs: "The model's chat template"."""
         self._name = name
         self._program = program
@@ -115,7 +115,7 @@ class Confined:
 class _Process:
     """The process and the socket to it. One line of JSON there, one line back."""
 
-    def __init__(self, program: str, limits: Limits) -> None:
+    def __init__(self, program: str, limits: ProcessLimits) -> None:
         self._limits = limits
         self._socket, theirs = socket.socketpair()
         with theirs:

@@ -18,11 +18,11 @@ from swarm.errors import DownloadFailed
 from swarm.model.transfer import (
     GO_ON,
     TROUBLE,
-    Busy,
     Partial,
     Patience,
     Refused,
     RemoteFile,
+    ServerBusy,
     Sleep,
     Transfer,
     raise_for_status,
@@ -98,7 +98,7 @@ class HubApi:
                 answer = await ask()
             except Refused as refused:
                 raise self._explain(refused) from refused
-            except Busy as busy:
+            except ServerBusy as busy:
                 failure = DownloadFailed(f"The Hugging Face hub is in trouble: {busy}", "Try again later.")
                 await patience.wait(failure, busy.asked_s)
             except TROUBLE as error:

@@ -59,7 +59,7 @@ def _require(name: str, value: object, holds: bool, wanted: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledToken:
     """A chosen token. Log probabilities are of the model's own logits, before any processing."""
 
     token_id: int
@@ -81,7 +81,7 @@ def choose(
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
     constraint: Constraint = Constraint(),
-) -> Choice:
+) -> SampledToken:
     """Choose the token that follows prompt and output, from logits [vocab] fp32 (left untouched).
 
     Raises `UsageError` for a sampling that does not fit the model or leaves no token, `ModelError`
@@ -180,13 +180,13 @@ def _keep_likely(scores: Tensor, sampling: Sampling) -> Tensor:
     return scores
 
 
-def _choice(token_id: int, logits: Tensor, constraint: Constraint) -> Choice:
+def _choice(token_id: int, logits: Tensor, constraint: Constraint) -> SampledToken:
     total = float(logits.logsumexp(0))
     top: tuple[tuple[int, float], ...] = ()
     if constraint.top_logprobs:
         values, ids = logits.topk(min(constraint.top_logprobs, len(logits)))
         top = tuple((each, value - total) for each, value in zip(ids.tolist(), values.tolist(), strict=True))
-    return Choice(token_id, float(logits[token_id]) - total, top)
+    return SampledToken(token_id, float(logits[token_id]) - total, top)
 
 
 def _no_token(logits: Tensor) -> SwarmError:

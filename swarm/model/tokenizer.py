@@ -16,7 +16,7 @@ import tokenizers
 
 from swarm.errors import BrokenModel, RequestError, UnsupportedModel
 from swarm.model.chat_template import Json, Message, plain
-from swarm.model.confined import Confined, Limits
+from swarm.model.confined import Confined, ProcessLimits
 from swarm.model.fields import read_text
 from swarm.model.tokenizer_check import encodes_plainly, for_decoding, why_not_decodable
 from swarm.model.tokenizer_file import (
@@ -33,8 +33,8 @@ from swarm.model.tokenizer_source import has_tokenizer_file, read_tokenizer, wit
 MAX_TEMPLATES = 16
 MAX_TEMPLATE_BYTES = 2**20
 # A chat of 8 MB is rendered in a tenth of that time. The memory is that of its text, some ten times over.
-_TEMPLATE_LIMITS = Limits(cpu_s=10, memory_bytes=2**30, wall_s=60.0, answer_bytes=2**27)
-_TOKENIZER_LIMITS = Limits(cpu_s=30, memory_bytes=2**31, wall_s=120.0, answer_bytes=2**27)
+_TEMPLATE_LIMITS = ProcessLimits(cpu_s=10, memory_bytes=2**30, wall_s=60.0, answer_bytes=2**27)
+_TOKENIZER_LIMITS = ProcessLimits(cpu_s=30, memory_bytes=2**31, wall_s=120.0, answer_bytes=2**27)
 
 
 class Tokenizer:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from swarm.errors import BrokenModel, RequestError, UnsupportedModel
-from swarm.model.confined import Confined, Limits
+from swarm.model.confined import Confined, ProcessLimits
 from swarm.model.fields import MAX_TOKENIZER_BYTES, brief, read_text
 from swarm.model.tokenizer_check import QWEN2_WORDS, for_decoding
 from swarm.model.tokenizer_file import PULL_AGAIN, load_backend, read_object, read_tokenizer_file
@@ -23,7 +23,7 @@ Json: TypeAlias = Any  # what `json.loads` may give
 
 MAX_PIECES_BYTES = 2**25  # of a tokenizer.model; the largest known have 5 MB
 OLDER_FILES = ("tokenizer.model", "vocab.json", "merges.txt")
-_LIMITS = Limits(cpu_s=30, memory_bytes=2**31, wall_s=120.0, answer_bytes=2**27)
+_LIMITS = ProcessLimits(cpu_s=30, memory_bytes=2**31, wall_s=120.0, answer_bytes=2**27)
 _CONVERT = (
     'Convert it: python -c "from transformers import AutoTokenizer as T; '
     "T.from_pretrained('DIRECTORY').save_pretrained('DIRECTORY')\""

@@ -44,7 +44,7 @@ class Refused(Exception):
         super().__init__(f"the server answers {status} {reason}".strip())
 
 
-class Busy(Exception):
+class ServerBusy(Exception):
     """The server's answer is an error that may be over in a moment."""
 
     def __init__(self, refused: Refused, asked_s: float) -> None:
@@ -192,7 +192,7 @@ class Transfer:
             asked_s = 0.0
             try:
                 await self._ask()
-            except Busy as busy:
+            except ServerBusy as busy:
                 cause, asked_s = busy.refused, busy.asked_s
             except TROUBLE as error:
                 cause = error
@@ -260,13 +260,13 @@ class Transfer:
 
 
 def raise_for_status(answer: aiohttp.ClientResponse) -> None:
-    """Raise `Busy` or `Refused` for an answer that is an error."""
+    """Raise `ServerBusy` or `Refused` for an answer that is an error."""
     if answer.status < 400:
         return
     refused = Refused(answer.status, answer.headers.get("X-Error-Code") or answer.reason or "")
     if answer.status in RETRIED:
         asked = answer.headers.get("Retry-After", "")
-        raise Busy(refused, float(asked) if asked.isdecimal() else 0.0)
+        raise ServerBusy(refused, float(asked) if asked.isdecimal() else 0.0)
     raise refused
 
 

@@ -23,7 +23,7 @@ from swarm.model.dtypes import dtype_name
 from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
 from swarm.model.layers import Norm
-from swarm.model.linear.choice import Choice, Form, Shape, form_of
+from swarm.model.linear.choice import Form, KernelChoice, Shape, form_of
 from swarm.model.linear.chooser import Chooser, PlainChooser
 from swarm.model.linear.layouts import Quantization
 from swarm.model.linear.linear import Linear, pack_linear
@@ -360,7 +360,7 @@ class _Loader:
         )
 
     def linear(
-        self, names: list[str], shapes: dict[str, TensorShape], choices: Mapping[Shape, Choice]
+        self, names: list[str], shapes: dict[str, TensorShape], choices: Mapping[Shape, KernelChoice]
     ) -> Linear:
         """Several linear layers with the same input as one."""
         weight = self.stack([f"{name}.weight" for name in names], shapes)
@@ -370,7 +370,7 @@ class _Loader:
 
 
 def _load_block(
-    loader: _Loader, config: ModelConfig, block: int, choices: Mapping[Shape, Choice]
+    loader: _Loader, config: ModelConfig, block: int, choices: Mapping[Shape, KernelChoice]
 ) -> BlockWeights:
     shapes = block_tensors(config, block)
     layer = f"model.layers.{block}"

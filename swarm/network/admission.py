@@ -47,7 +47,7 @@ def newest(records: Iterable[AnyRecord]) -> tuple[AnyRecord, ...]:
     return tuple(chosen.values())
 
 
-class Admission:
+class RecordCheck:
     """Opens sealed records. A signature that was found right once is not checked again."""
 
     def __init__(self) -> None:

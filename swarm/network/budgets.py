@@ -34,7 +34,7 @@ class _Latest(OrderedDict[PeerId, Value], Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ban:
+class _NodeBan:
     """How often in a row, until when, and whether the last fault was silence."""
 
     faults: int
@@ -63,14 +63,14 @@ class Bans:
     """Strangers that are not asked for a while, doubling with each fault in a row."""
 
     def __init__(self) -> None:
-        self._bans: _Latest[_Ban] = _Latest()
+        self._bans: _Latest[_NodeBan] = _Latest()
 
     def fault(self, peer: PeerId, now: float, silent: bool) -> None:
         """It did not answer (`silent`), or what it answered made no sense."""
         before = self._bans.get(peer)
         faults = min(16, before.faults + 1 if before else 1)
         until = now + min(LONGEST_BAN_S, FIRST_BAN_S * 2 ** (faults - 1))
-        self._bans.touch(peer, _Ban(faults, until, silent))
+        self._bans.touch(peer, _NodeBan(faults, until, silent))
 
     def heard(self, peer: PeerId) -> None:
         """It has spoken, so it is silent no more; what it said that made no sense is not forgotten."""

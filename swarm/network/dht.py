@@ -20,7 +20,7 @@ from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.traverse import traverse_dht
 
 from swarm.errors import ClockOff, InvalidRecord, MalformedMessage, NetworkError, ProtocolError, StaleRecord
-from swarm.network.admission import Admission, newest, subkey_of
+from swarm.network.admission import RecordCheck, newest, subkey_of
 from swarm.network.budgets import Allowance, Bans, Budgets
 from swarm.network.storage import RecordStorage
 from swarm.security.identity import is_peer_id
@@ -86,7 +86,7 @@ class Dht:
         self._serves = serves
         self._storage = storage
         self._around = around
-        self._admission = Admission()
+        self._admission = RecordCheck()
         self._table = RoutingTable(place_of(own), MAX_NODES_TOLD, depth_modulo=5)
         self._introducers: dict[PeerId, None] = {}
         self._behind_s: dict[PeerId, float] = {}  # by the neighbors that were asked last

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from swarm.errors import InvalidRecord, NetworkError, PeerUnreachable, SwarmError
-from swarm.network.admission import Admission, newest
+from swarm.network.admission import RecordCheck, newest
 from swarm.network.channel import Channel
 from swarm.network.handlers import HandlerTasks
 from swarm.network.storage import RecordStorage
@@ -49,7 +49,7 @@ class MemorySwarm:
         self._frozen: dict[PeerId, asyncio.Event] = {}  # set when it thaws
         self._nodes: dict[PeerId, MemoryNetwork] = {}
         self._pipes: set[_Pipe] = set()
-        self._admission = Admission()
+        self._admission = RecordCheck()
         self._storage = RecordStorage(self._random)
 
     def join(self, identity: Identity) -> "MemoryNetwork":
@@ -112,7 +112,9 @@ class MemorySwarm:
         """The two ends of a new channel."""
         there, back = _Pipe(self, source, target), _Pipe(self, target, source)
         self._pipes |= {there, back}
-        return Channel(target, back, _Writer(there, back)), Channel(source, there, _Writer(back, there))
+        return Channel(target, back, _PipeWriter(there, back)), Channel(
+            source, there, _PipeWriter(back, there)
+        )
 
     def store(self, key: str, sealed: bytes, sender: PeerId) -> bool:
         """Keep a record, if the rules of the directory let it stand there."""
@@ -341,7 +343,7 @@ class _Pipe:
         self._changed.set()
 
 
-class _Writer:
+class _PipeWriter:
     """The writing half of a channel's end. Closing it ends both directions, as a socket's does."""
 
     def __init__(self, out: _Pipe, back: _Pipe) -> None:

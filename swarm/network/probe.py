@@ -39,7 +39,7 @@ class _Way:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Sighting:
     """Where a peer listens, and what was seen there. Times are in Unix seconds."""
 
     endpoints: tuple[Endpoint, ...]  # empty when some way in is no TCP address: a probe proves nothing
@@ -69,7 +69,7 @@ class AddressBook:
         self._addresses_of = addresses_of
         self._now = now
         self.locate = locate
-        self._known: dict[PeerId, _Known] = {}
+        self._known: dict[PeerId, _Sighting] = {}
 
     async def check(self, peer: PeerId) -> None:
         """Raises `PeerUnreachable` when p2pd would have to dial the peer and the dial would fail."""
@@ -161,7 +161,7 @@ class AddressBook:
         tcp = tuple(each for each in endpoints if each is not None and each.transport == "tcp")
         can_probe = len(tcp) == len(endpoints) <= MOST_ENDPOINTS
         self._known.pop(peer, None)
-        self._known[peer] = _Known(
+        self._known[peer] = _Sighting(
             tcp if can_probe else (),
             self._now(),
             started_at=entry.started_at if entry else None,

@@ -16,7 +16,7 @@ from swarm.network.directory import Directory
 from swarm.peer.announcer import Announcer
 from swarm.peer.placement.choice import Ability, Role, role_of
 from swarm.peer.placement.cover import Claims
-from swarm.peer.placement.moves import Standing, better_place, may_go, next_look_s
+from swarm.peer.placement.moves import PresentPlace, better_place, may_go, next_look_s
 from swarm.values import Span
 
 SETTLE_S = 2.0  # for the directory to hear of a move, before this peer looks again and lets go
@@ -64,7 +64,7 @@ class Mover:
         profile, hosted = self.announcer.profile, self.hosted()
         blocks_per_s = hosted.decode_tokens_per_s * len(profile.span)
         ability = Ability(profile.peer, hosted.fitting_blocks, blocks_per_s)
-        standing = Standing(profile.span, self.now() - profile.started_at, hosted.load_s)
+        standing = PresentPlace(profile.span, self.now() - profile.started_at, hosted.load_s)
         better = better_place(claims, profile.num_blocks, ability, standing)
         if better is not None:
             await self._go(better.span)

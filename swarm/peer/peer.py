@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Service:
+class _HostedSpan:
     """What serves the loaded span."""
 
     model: SpanModel
@@ -63,7 +63,7 @@ class Peer:
         self._limits = limits
         self._compute = compute
         self._instruments = instruments
-        self._service: _Service | None = self._host(model, throughput)
+        self._service: _HostedSpan | None = self._host(model, throughput)
         self._resumed_before = 0  # on the spans it hosted before
         self._rehosted = asyncio.Event()
         self._sleep_watch = SleepWatch(clock)
@@ -180,12 +180,12 @@ class Peer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def _served(self) -> _Service:
+    def _served(self) -> _HostedSpan:
         if self._service is None:
             raise RuntimeError("the peer is between two spans")
         return self._service
 
-    def _host(self, model: SpanModel, throughput: Throughput) -> _Service:
+    def _host(self, model: SpanModel, throughput: Throughput) -> _HostedSpan:
         self.announcer.computes_with(model.kernels)
         profile = self.announcer.profile
         hosting = Hosting(
@@ -200,9 +200,9 @@ class Peer:
         threads = ThreadControl(model, self._compute, throughput)
         executor = Executor(model, self._compute, self._instruments.note_step, threads)
         sessions = SessionTable(model, self._limits)
-        return _Service(model, threads, executor, sessions, SessionHandler(hosting, sessions, executor))
+        return _HostedSpan(model, threads, executor, sessions, SessionHandler(hosting, sessions, executor))
 
-    def _read(self, value: Callable[[_Service], float]) -> Callable[[], float]:
+    def _read(self, value: Callable[[_HostedSpan], float]) -> Callable[[], float]:
         """For a gauge: nothing is held or waits between two spans."""
         return lambda: value(self._service) if self._service is not None else 0.0
 

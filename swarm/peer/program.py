@@ -140,7 +140,7 @@ async def _run(config: PeerConfig, identity: Identity, events: PeerEvents, stop:
         stack.callback(reaching.cancel)
         compute = ComputeThread()
         stack.callback(compute.close)
-        loader = _Loader(config, plan, announcer, events, stop, compute)
+        loader = _SpanLoader(config, plan, announcer, events, stop, compute)
         model, throughput = await loader.load()
         limits = SessionLimits(plan.cache_bytes, plan.config.context_length)
         peer = Peer(model, announcer, limits, throughput, compute, instruments, boot_clock)
@@ -246,7 +246,7 @@ async def _take_back(announcer: Announcer) -> None:
 
 
 @dataclass(slots=True)
-class _Loader:
+class _SpanLoader:
     """Brings here, loads and measures the blocks that the announcer names."""
 
     config: PeerConfig
@@ -290,7 +290,7 @@ class _Loader:
 
 
 async def _keep_moving(
-    config: PeerConfig, directory: Directory, network: Network, peer: Peer, loader: _Loader
+    config: PeerConfig, directory: Directory, network: Network, peer: Peer, loader: _SpanLoader
 ) -> None:
     """Move where this peer helps more, for ever; returns where it may not, or when told to stop meanwhile."""
     events, announcer = loader.events, peer.announcer

@@ -69,11 +69,11 @@ def test_a_conversation_of_characters_that_are_none_is_encoded(ids_of):
 
 
 def test_a_confined_tokenizer_takes_markers_for_text_too(tiny):
-    from swarm.model.confined import Confined, Limits
+    from swarm.model.confined import Confined, ProcessLimits
     from swarm.model.tokenizer_file import load_backend, read_tokenizer_file
 
     content = read_tokenizer_file(tiny / "tokenizer.json")
-    limits = Limits(cpu_s=10, memory_bytes=2**31, wall_s=60.0, answer_bytes=2**20)
+    limits = ProcessLimits(cpu_s=10, memory_bytes=2**31, wall_s=60.0, answer_bytes=2**20)
     confined = Confined("It", "tokenizer", {"content": content, "path": "x"}, limits)
     tokenizer, here = Tokenizer(load_backend(content, "x"), {}, {}, confined), load_tokenizer(tiny)
     for plain in (True, False, True):

@@ -9,7 +9,7 @@ import torch
 
 from swarm.model.config import read_config
 from swarm.model.linear import machine
-from swarm.model.linear.choice import LAYOUTS, Choice, Form, Shape, form_of, plain_choice
+from swarm.model.linear.choice import LAYOUTS, Form, KernelChoice, Shape, form_of, plain_choice
 from swarm.model.linear.chooser import MeasuringChooser, PlainChooser, known_choices
 from swarm.model.weights import load_head, load_span
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
@@ -17,7 +17,7 @@ from swarm.values import Span
 
 LARGE, SMALL = Shape(1024, 512), Shape(48, 64)
 FORM = Form(torch.float32)
-MEASURED = Choice("transposed", ("matmul",) * 4, (1.0, 2.0, 3.0, 4.0))
+MEASURED = KernelChoice("transposed", ("matmul",) * 4, (1.0, 2.0, 3.0, 4.0))
 
 
 class Measuring:
@@ -41,7 +41,7 @@ def test_what_was_measured_here_can_be_told(tmp_path, monkeypatch):
 
 
 def test_a_shape_is_measured_once_for_all_processes(tmp_path):
-    first, second = Measuring(), Measuring(Choice("plain", ("linear",) * 4))
+    first, second = Measuring(), Measuring(KernelChoice("plain", ("linear",) * 4))
     assert MeasuringChooser(tmp_path, first).choose([LARGE, LARGE], FORM) == {LARGE: MEASURED}
     assert MeasuringChooser(tmp_path, second).choose([LARGE], FORM) == {LARGE: MEASURED}
     assert (len(first.asked), second.asked) == (1, [])
@@ -68,7 +68,7 @@ def test_small_weights_are_not_measured(tmp_path):
 def test_another_machine_or_build_is_measured_anew(tmp_path, monkeypatch, change):
     MeasuringChooser(tmp_path, Measuring()).choose([LARGE], FORM)
     change(monkeypatch)
-    measuring = Measuring(Choice("plain", ("linear",) * 4))
+    measuring = Measuring(KernelChoice("plain", ("linear",) * 4))
     MeasuringChooser(tmp_path, measuring).choose([LARGE], FORM)
     assert measuring.asked == [(LARGE, FORM)]
 
@@ -160,7 +160,7 @@ class Forced:
     def __init__(self, name):
         layout = LAYOUTS[name]
         many = next(kernel.name for kernel in layout.kernels if kernel.most_rows is None)
-        self.choice = Choice(name, (layout.kernels[-1].name if name == "int4" else many,) * 4)
+        self.choice = KernelChoice(name, (layout.kernels[-1].name if name == "int4" else many,) * 4)
 
     def choose(self, shapes, form):
         return dict.fromkeys(shapes, self.choice)

@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from swarm.errors import BrokenModel, ConfigurationError, RequestError
-from swarm.model.confined import Confined, Limits
+from swarm.model.confined import Confined, ProcessLimits
 
-LIMITS = Limits(cpu_s=1, memory_bytes=2**28, wall_s=60.0, answer_bytes=2**20)
+LIMITS = ProcessLimits(cpu_s=1, memory_bytes=2**28, wall_s=60.0, answer_bytes=2**20)
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True, "variables": {}}
 HELLO = "{{ messages[0].content }}"
 
 
-def template(source: str, limits: Limits = LIMITS) -> Confined:
+def template(source: str, limits: ProcessLimits = LIMITS) -> Confined:
     return Confined("The model's chat template", "template", {"source": source}, limits)
 
 
@@ -83,7 +83,7 @@ def test_a_process_that_was_ended_from_outside_is_replaced():
 
 
 def test_a_process_that_stands_still_is_given_up():
-    confined = template(HELLO, Limits(cpu_s=1, memory_bytes=2**28, wall_s=1.0, answer_bytes=2**20))
+    confined = template(HELLO, ProcessLimits(cpu_s=1, memory_bytes=2**28, wall_s=1.0, answer_bytes=2**20))
     os.kill(pid_of(confined), signal.SIGSTOP)
     with pytest.raises(RequestError, match="was ended"):
         confined.ask(QUESTION)
@@ -99,7 +99,7 @@ def test_memory_is_watched_where_the_system_does_not_limit_it():
         + loop
         + "{% endif %}"
     )
-    confined = template(taking, Limits(cpu_s=60, memory_bytes=2**27, wall_s=100.0, answer_bytes=2**20))
+    confined = template(taking, ProcessLimits(cpu_s=60, memory_bytes=2**27, wall_s=100.0, answer_bytes=2**20))
     process = psutil.Process(pid_of(confined))
     _, most = process.rlimit(psutil.RLIMIT_AS)
     process.rlimit(psutil.RLIMIT_AS, (most, most))
@@ -138,10 +138,10 @@ def test_the_process_ends_with_its_owner():
 
 OWNER = """
     import sys, threading
-    from swarm.model.confined import Confined, Limits
+    from swarm.model.confined import Confined, ProcessLimits
     question = {"messages": [{"role": "user", "content": ""}], "add_generation_prompt": True, "variables": {}}
     source = "{% if messages[0].content %}{{ 10**(10**messages[0].n) }}{% endif %}"
-    confined = Confined("It", "template", {"source": source}, Limits(2, 2**28, 60.0, 2**20))
+    confined = Confined("It", "template", {"source": source}, ProcessLimits(2, 2**28, 60.0, 2**20))
     confined.ask(question)
     print("asked", flush=True)
     if sys.argv[1] == "busy":

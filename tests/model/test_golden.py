@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm.model.config import read_config
-from swarm.model.linear.choice import LAYOUTS, Choice
+from swarm.model.linear.choice import LAYOUTS, KernelChoice
 from swarm.model.linear.layouts import PLAIN
 from swarm.model.sampling import Sampling, choose
 from swarm.model.span import SpanStep
@@ -26,7 +26,7 @@ class OneLayout:
 
     def choose(self, shapes, form):
         layout = self.layout if self.layout.legible or not form.legible else PLAIN
-        return dict.fromkeys(shapes, Choice(layout.name, (layout.kernels[0].name,) * 4))
+        return dict.fromkeys(shapes, KernelChoice(layout.name, (layout.kernels[0].name,) * 4))
 
 
 def greedy_ids(head, models, prompt_ids, count):

@@ -8,13 +8,13 @@ from transformers import PreTrainedTokenizerFast
 
 from swarm.errors import BrokenModel, RequestError, UnsupportedModel
 from swarm.model import tokenizer as tokenizer_module
-from swarm.model.confined import Limits
+from swarm.model.confined import ProcessLimits
 from swarm.model.gguf import convert_gguf
 from swarm.model.tokenizer import Tokenizer, load_tokenizer
 from swarm.model.tokenizer_check import encodes_plainly, why_not_decodable
 from swarm.testing.tiny_models import TinyModel, write_tiny_model
 
-LIMITS = Limits(cpu_s=2, memory_bytes=2**29, wall_s=60.0, answer_bytes=2**20)
+LIMITS = ProcessLimits(cpu_s=2, memory_bytes=2**29, wall_s=60.0, answer_bytes=2**20)
 DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 TEXT = {"Sequence": {"id": "A", "type_id": 0}}

@@ -7,7 +7,7 @@ import torch
 
 from swarm.model.linear import choice as choosing
 from swarm.model.linear import layouts
-from swarm.model.linear.choice import LAYOUTS, Choice, Form, Shape, best_choice, is_exact, plain_choice
+from swarm.model.linear.choice import LAYOUTS, Form, KernelChoice, Shape, best_choice, is_exact, plain_choice
 from swarm.model.linear.layouts import FLOATS, WIDEN, Layout
 from swarm.model.linear.linear import pack_linear
 from swarm.model.linear.quantized import INT4, INT4_WIDEN
@@ -156,7 +156,7 @@ def test_the_layout_is_chosen_whose_kernels_lose_least():
     times = {("a", "x", index): seconds for index, seconds in enumerate((1.0, 1.0, 9.0, 9.0))}
     times |= {("b", "y", index): seconds for index, seconds in enumerate((1.2, 1.1, 3.0, 3.0))}
     times |= {("b", "z", 0): 1.1}
-    assert best_choice(times) == Choice("b", ("z", "y", "y", "y"), (1.1e6, 1.1e6, 3e6, 3e6))
+    assert best_choice(times) == KernelChoice("b", ("z", "y", "y", "y"), (1.1e6, 1.1e6, 3e6, 3e6))
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

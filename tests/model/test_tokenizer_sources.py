@@ -16,7 +16,7 @@ from transformers.utils import sentencepiece_model_pb2_new as spm
 
 from swarm.errors import BrokenModel, UnsupportedModel
 from swarm.model import tokenizer_source
-from swarm.model.confined import Limits
+from swarm.model.confined import ProcessLimits
 from swarm.model.gguf_tokenizer import write_tokenizer
 from swarm.model.tokenizer import load_tokenizer
 from swarm.model.tokenizer_check import encodes_plainly
@@ -204,7 +204,7 @@ def test_pieces_that_do_not_fit_together_are_a_broken_file(changes, tmp_path):
 
 
 def test_pieces_that_take_all_there_is_are_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_source, "_LIMITS", Limits(1, 2**29, 60.0, 2**24))
+    monkeypatch.setattr(tokenizer_source, "_LIMITS", ProcessLimits(1, 2**29, 60.0, 2**24))
     tokens = [("a" * 60_000) + str(place) for place in range(100)]
     fields = {"tokens": tokens, "scores": [0.0] * 100, "token_type": [1] * 100}
     with pytest.raises(UnsupportedModel, match="was ended"):

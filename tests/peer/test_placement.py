@@ -11,7 +11,7 @@ from swarm.errors import DoesNotFit
 from swarm.peer.placement.choice import Ability, best_window, choose, role_of, worst_window
 from swarm.peer.placement.cover import Claims, Cover, going_odds
 from swarm.peer.placement.fit import blocks_that_fit, check_fits
-from swarm.peer.placement.moves import Standing, better_place, may_go, next_look_s
+from swarm.peer.placement.moves import PresentPlace, better_place, may_go, next_look_s
 from swarm.values import PeerId, Span
 
 HOUR_S = 3600.0
@@ -125,7 +125,7 @@ def test_a_peer_that_only_slows_chains_down_is_told_that_it_is_a_spare_and_why()
 def place(spans: Sequence[tuple[int, int]], own: int, blocks: int, **settings: float) -> str | None:
     """Where peer `own` of these moves to."""
     claims, span = claims_of(spans), Span(*spans[own])
-    standing = Standing(span, settings.get("uptime_s", HOUR_S), settings.get("load_s", 10.0))
+    standing = PresentPlace(span, settings.get("uptime_s", HOUR_S), settings.get("load_s", 10.0))
     better = better_place(claims, blocks, able(len(span), f"p{own:03}", 100.0), standing)
     return str(better.span) if better else None
 
@@ -141,7 +141,7 @@ def test_a_peer_stays_when_a_block_of_it_has_no_other_peer():
 def test_a_peer_whose_others_only_load_yet_stays():
     claims = claims_of([(0, 3), (0, 3)])
     claims.online[0] = False
-    assert better_place(claims, 6, able(3, "p001"), Standing(Span(0, 3), HOUR_S, 10.0)) is None
+    assert better_place(claims, 6, able(3, "p001"), PresentPlace(Span(0, 3), HOUR_S, 10.0)) is None
 
 
 def test_a_small_gain_moves_nobody():
@@ -164,7 +164,7 @@ def test_a_swarm_that_nobody_joins_or_leaves_comes_to_rest(peers):
         own = turn % len(spans)
         claims = claims_of(spans)
         fitting = peers[own][1]
-        standing = Standing(Span(*spans[own]), HOUR_S, 10.0)
+        standing = PresentPlace(Span(*spans[own]), HOUR_S, 10.0)
         better = better_place(claims, 12, able(fitting, f"p{own:03}", 100.0), standing)
         if better is not None:
             covered = Cover.of(claims, 12).online > 0

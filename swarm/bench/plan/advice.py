@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanAnswer:
     """The plan."""
 
     question: Question
@@ -73,11 +73,11 @@ class Answer:
         }
 
 
-def answer(question: Question) -> Answer:
+def answer(question: Question) -> PlanAnswer:
     """Plan, find what holds it back, and say what would help."""
     best = question.best()
     if best is None:
-        return Answer(question, None, "memory", tuple(_when_it_does_not_fit(question)))
+        return PlanAnswer(question, None, "memory", tuple(_when_it_does_not_fit(question)))
     advice = [
         *_about_splitting(question, best),
         *_about_unused(question, best),
@@ -85,7 +85,7 @@ def answer(question: Question) -> Answer:
         *_about_formats(question, best),
         *_about_one_more(question, best),
     ]
-    return Answer(question, best, bottleneck(best), tuple(advice))
+    return PlanAnswer(question, best, bottleneck(best), tuple(advice))
 
 
 def bottleneck(best: Prediction) -> str:

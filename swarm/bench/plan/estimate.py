@@ -46,7 +46,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedPart:
     """A machine and how many blocks it holds."""
 
     machine: Machine
@@ -57,7 +57,7 @@ class Part:
 class Prediction:
     """How fast a split should be, with the parts of one token's time."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedPart, ...]
     compute_ms: float
     network_ms: float
     protocol_ms: float
@@ -126,7 +126,7 @@ def alone(machine: Machine, machines: Sequence[Machine], need: Needs, prompt: in
 
 
 def predict(
-    parts: Sequence[Part], machines: Sequence[Machine], need: Needs, prompt_tokens: int
+    parts: Sequence[PlannedPart], machines: Sequence[Machine], need: Needs, prompt_tokens: int
 ) -> Prediction:
     """How fast a split should be."""
     client = next(machine for machine in machines if machine.is_client)
@@ -153,19 +153,19 @@ def _subsets(machines: Sequence[Machine]) -> Iterator[list[Machine]]:
             yield from map(list, combinations(by_speed, count))
 
 
-def _fill(machines: Sequence[Machine], need: Needs) -> list[Part]:
+def _fill(machines: Sequence[Machine], need: Needs) -> list[PlannedPart]:
     """The fastest first, as much as each holds; nothing when the model does not fit, or one is left over."""
     parts, start = [], 0
     for machine in sorted(machines, key=lambda each: -each.reads_gb_per_s):
         count = min(blocks_on(machine, need), need.blocks - start)
         if count == 0:
             return []
-        parts.append(Part(machine, Span(start, start + count)))
+        parts.append(PlannedPart(machine, Span(start, start + count)))
         start += count
     return parts if start == need.blocks else []
 
 
-def _block_ms(part: Part, need: Needs) -> float:
+def _block_ms(part: PlannedPart, need: Needs) -> float:
     return len(part.span) * need.block_bytes / part.machine.reads_gb_per_s / 1e6 + part.machine.step_ms
 
 
@@ -177,7 +177,7 @@ def _carry_ms(machine: Machine, size_bytes: float) -> float:
     return 0.0 if machine.is_client else size_bytes * 8 / machine.mbit_per_s / 1e3
 
 
-def _ttft_s(parts: Sequence[Part], need: Needs, prompt_tokens: int, head_ms: float) -> float:
+def _ttft_s(parts: Sequence[PlannedPart], need: Needs, prompt_tokens: int, head_ms: float) -> float:
     """The prompt goes in chunks: the slowest hop takes them all, the others one before or after."""
     chunks = ceil(prompt_tokens / CHUNK_TOKENS)
     tokens = min(prompt_tokens, CHUNK_TOKENS)

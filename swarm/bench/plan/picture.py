@@ -2,13 +2,13 @@
 
 from html import escape
 
-from swarm.bench.plan.advice import Answer
+from swarm.bench.plan.advice import PlanAnswer
 
 WIDTH, ROW = 720, 34
 LABEL = 160
 
 
-def picture(answered: Answer) -> str:
+def picture(answered: PlanAnswer) -> str:
     """An SVG. The names come from the person's own file."""
     parts = answered.prediction.parts if answered.prediction else ()
     blocks = answered.question.config.num_blocks

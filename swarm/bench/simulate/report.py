@@ -8,7 +8,7 @@ import numpy as np
 from swarm.bench.simulate.requests import Replies, Requests
 from swarm.bench.simulate.rules import Chance, Ours, Petals, Rule
 from swarm.bench.simulate.trace import HOUR_S, Stay
-from swarm.bench.simulate.world import Tally, World
+from swarm.bench.simulate.world import SimTally, World
 
 RECORD_BYTES = 450  # a signed record, about
 RENEW_EVERY_S = 10.0
@@ -33,7 +33,7 @@ class Played:
     """A trace played under one rule."""
 
     rule: str
-    tally: Tally
+    tally: SimTally
     replies: Replies
 
 
@@ -110,7 +110,7 @@ def simulate(
 
 def picture(report: Report) -> str:
     """Two plots over time as SVG: blocks that are served, and what the weakest bear, for each rule."""
-    plots: tuple[tuple[str, Callable[[Tally], Sequence[float]]], ...] = (
+    plots: tuple[tuple[str, Callable[[SimTally], Sequence[float]]], ...] = (
         ("share of the blocks that are served", lambda tally: tally.covered),
         ("what the weakest blocks bear, of what all peers together could", _weakest_shares),
     )
@@ -139,13 +139,13 @@ def _line(values: Sequence[float], top: int, colour: str) -> str:
     return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
 
-def _moves_per_peer_day(tally: Tally) -> float:
+def _moves_per_peer_day(tally: SimTally) -> float:
     return tally.moves / max(1e-9, tally.peer_s / (24 * HOUR_S))
 
 
-def _weakest_share(tally: Tally) -> float:
+def _weakest_share(tally: SimTally) -> float:
     return float(np.sum(tally.weakest) / max(1e-9, np.sum(tally.fair)))
 
 
-def _weakest_shares(tally: Tally) -> list[float]:
+def _weakest_shares(tally: SimTally) -> list[float]:
     return [low / max(1e-9, high) for low, high in zip(tally.weakest, tally.fair, strict=True)]

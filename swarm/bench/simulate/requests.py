@@ -38,7 +38,7 @@ class Replies:
 
 
 @dataclass(slots=True, eq=False)
-class _Reply:
+class _SimReply:
     began_s: float
     tokens: int
     hops: tuple[PlannedHop, ...]
@@ -54,7 +54,7 @@ class Requests:
         self.replies = Replies()
         self._world, self._per_hour = world, per_hour
         self._rng = np.random.default_rng([seed, 1])
-        self._using: dict[str, set[_Reply]] = {}
+        self._using: dict[str, set[_SimReply]] = {}
         self._patience_s, self._lease_s = ClientOptions().patience_s, ClientOptions().lease_s
         world.on_left = self._lose
         if per_hour > 0:
@@ -63,10 +63,10 @@ class Requests:
     def _next(self) -> None:
         self._world.at(self._world.now_s + float(self._rng.exponential(3600 / self._per_hour)), self._next)
         tokens = max(1, int(MEDIAN_TOKENS * self._rng.lognormal(0.0, TOKENS_SIGMA)))
-        reply = _Reply(self._world.now_s, tokens, ())
+        reply = _SimReply(self._world.now_s, tokens, ())
         self._find(reply, Span(0, self._world.blocks), self._world.now_s, 0.0)
 
-    def _find(self, reply: _Reply, span: Span, since_s: float, lost_s: float) -> None:
+    def _find(self, reply: _SimReply, span: Span, since_s: float, lost_s: float) -> None:
         """Plan the blocks that have no hop, or wait and try again."""
         now_s, tried_s, gone = self._world.now_s, 0.0, set[PeerId]()
         while True:
@@ -83,7 +83,7 @@ class Requests:
         reply.hops = tuple(sorted((*reply.hops, *hops), key=lambda hop: hop.span.start))
         self._go_on(reply, hops, lost_s + now_s - since_s + tried_s)
 
-    def _wait(self, reply: _Reply, span: Span, since_s: float, lost_s: float) -> None:
+    def _wait(self, reply: _SimReply, span: Span, since_s: float, lost_s: float) -> None:
         waited_s = self._world.now_s - since_s
         if waited_s < self._patience_s:
             again_s = self._world.now_s + min(SELDOM_S, max(ASK_AGAIN_S, waited_s))
@@ -95,7 +95,7 @@ class Requests:
             self.replies.unhosted += 1
         self._end(reply)
 
-    def _go_on(self, reply: _Reply, new: tuple[PlannedHop, ...], stall_s: float) -> None:
+    def _go_on(self, reply: _SimReply, new: tuple[PlannedHop, ...], stall_s: float) -> None:
         token_s = sum(hop.expected_ms for hop in reply.hops) / 1e3
         seen = min(reply.tokens, int((self._world.now_s - reply.began_s) / max(1e-3, token_s)))
         stall_s += seen * sum(hop.expected_ms for hop in new) / 1e3 / PREFILL_FACTOR
@@ -111,7 +111,7 @@ class Requests:
         turn = reply.turn
         self._world.at(max(self._world.now_s, ends_s), lambda: self._complete(reply, turn))
 
-    def _complete(self, reply: _Reply, turn: int) -> None:
+    def _complete(self, reply: _SimReply, turn: int) -> None:
         if reply.over or reply.turn != turn:
             return
         if sum(len(hop.span) for hop in reply.hops) < self._world.blocks:
@@ -121,13 +121,13 @@ class Requests:
         self.replies.tokens_per_s.append(reply.tokens / took_s)
         self._end(reply)
 
-    def _end(self, reply: _Reply) -> None:
+    def _end(self, reply: _SimReply) -> None:
         reply.over = True
         for hop in reply.hops:
             self._leave_hop(reply, hop)
         reply.hops = ()
 
-    def _leave_hop(self, reply: _Reply, hop: PlannedHop) -> None:
+    def _leave_hop(self, reply: _SimReply, hop: PlannedHop) -> None:
         self._using.get(hop.peer, set()).discard(reply)
         if peer := self._peer(hop.peer):
             peer.queue = max(0, peer.queue - 1)

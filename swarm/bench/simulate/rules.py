@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from swarm.peer.placement.choice import Ability, choose
 from swarm.peer.placement.cover import Claims, Floats, typical_rate
-from swarm.peer.placement.moves import Standing, better_place, next_look_s
+from swarm.peer.placement.moves import PresentPlace, better_place, next_look_s
 from swarm.values import PeerId, Span
 
 
@@ -26,7 +26,7 @@ class Rule(Protocol):
     def first(self, claims: Claims, blocks: int, ability: Ability) -> Span: ...
 
     def better(
-        self, claims: Claims, blocks: int, ability: Ability, standing: Standing, at_s: float
+        self, claims: Claims, blocks: int, ability: Ability, standing: PresentPlace, at_s: float
     ) -> Span | None: ...
 
     def next_look_s(self, peers: int, peer: PeerId, looks: int) -> float | None: ...
@@ -42,7 +42,7 @@ class Ours:
         return choose(claims, blocks, ability).span
 
     def better(
-        self, claims: Claims, blocks: int, ability: Ability, standing: Standing, at_s: float
+        self, claims: Claims, blocks: int, ability: Ability, standing: PresentPlace, at_s: float
     ) -> Span | None:
         better = better_place(claims, blocks, ability, standing)
         return better.span if better else None
@@ -64,7 +64,7 @@ class Chance:
         return Span(start, start + length)
 
     def better(
-        self, claims: Claims, blocks: int, ability: Ability, standing: Standing, at_s: float
+        self, claims: Claims, blocks: int, ability: Ability, standing: PresentPlace, at_s: float
     ) -> Span | None:
         return None
 
@@ -96,7 +96,7 @@ class Petals:
         return _span(_best_start(_throughputs(others, blocks), _fit(ability, blocks)), _fit(ability, blocks))
 
     def better(
-        self, claims: Claims, blocks: int, ability: Ability, standing: Standing, at_s: float
+        self, claims: Claims, blocks: int, ability: Ability, standing: PresentPlace, at_s: float
     ) -> Span | None:
         throughputs = _throughputs(claims, blocks)
         initial = float(throughputs.min())

@@ -21,7 +21,7 @@ from swarm.peer.announcer import RECORD_LIFE_S
 from swarm.peer.mover import SETTLE_S
 from swarm.peer.placement.choice import Ability
 from swarm.peer.placement.cover import CHOOSING_S, Claims, going_odds
-from swarm.peer.placement.moves import Standing, may_go
+from swarm.peer.placement.moves import PresentPlace, may_go
 from swarm.values import PeerId, Span
 
 CHOOSE_AGAIN_S = 1.0  # as `swarm peer` does, once it can have heard of those that came with it
@@ -83,7 +83,7 @@ class Columns:
 
 
 @dataclass(slots=True)
-class Tally:
+class SimTally:
     """What was seen since the time that is measured began."""
 
     hole_block_s: float = 0.0
@@ -105,7 +105,7 @@ class World:
     def __init__(self, rule: Rule, blocks: int, stays: Sequence[Stay], until_s: float) -> None:
         self.rule, self.blocks, self.until_s = rule, blocks, until_s
         self.now_s = -WARM_UP_S
-        self.tally = Tally()
+        self.tally = SimTally()
         self.replicas = np.zeros(blocks, dtype=int)  # peers that serve each block, in truth
         self.here: dict[str, SimPeer] = {}
         self.columns = Columns(_most_at_once(stays))
@@ -124,7 +124,7 @@ class World:
         self._order += 1
         heapq.heappush(self._events, (when_s, self._order, act))
 
-    def run(self) -> Tally:
+    def run(self) -> SimTally:
         """Play all of it."""
         while self._events and self._events[0][0] < self.until_s:
             when_s, _, act = heapq.heappop(self._events)
@@ -196,7 +196,7 @@ class World:
             return
         if peer.state == "online":
             since_s = float(self.columns.since_s[peer.slot])
-            standing = Standing(peer.span, self.now_s - since_s, LOAD_S + LOAD_BLOCK_S * len(peer.span))
+            standing = PresentPlace(peer.span, self.now_s - since_s, LOAD_S + LOAD_BLOCK_S * len(peer.span))
             better = self._decide(
                 lambda claims: self.rule.better(claims, self.blocks, peer.ability, standing, self.now_s)
             )

@@ -79,7 +79,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """A layout, and the name of the kernel of it for each class of rows."""
 
     layout: str
@@ -105,14 +105,14 @@ def form_of(shape: Shape, wanted: Form) -> Form:
     return wanted._replace(quantization="int8") if wanted.quantization == "int4" and not fits else wanted
 
 
-def plain_choice(form: Form) -> Choice:
+def plain_choice(form: Form) -> KernelChoice:
     """What is used where nothing is measured: the layouts that every build of torch has."""
     if form.quantization == "int8":
-        return Choice(INT8.name, ("int-mm",) * len(ROW_CLASSES))
+        return KernelChoice(INT8.name, ("int-mm",) * len(ROW_CLASSES))
     if form.quantization == "int4":
-        return Choice(INT4.name, ("int4-mm",) * len(ROW_CLASSES))
+        return KernelChoice(INT4.name, ("int4-mm",) * len(ROW_CLASSES))
     many = "linear" if multiplies_natively(form.dtype) else "widen"
-    return Choice(PLAIN.name, ("mv", many, many, many))
+    return KernelChoice(PLAIN.name, ("mv", many, many, many))
 
 
 def matters(shape: Shape) -> bool:
@@ -139,7 +139,7 @@ def candidates(form: Form) -> list[Layout]:
     ]
 
 
-def measure_choice(shape: Shape, form: Form) -> Choice:
+def measure_choice(shape: Shape, form: Form) -> KernelChoice:
     """Measure all candidates for a weight, with the threads that torch is set to, and take the best."""
     # A thread's own time does not run while others have its core; of several threads it tells too little.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -158,7 +158,7 @@ def _fewer(outputs: int, most: int) -> int:
     return outputs - surplus // _ALIGNED_OUTPUTS * _ALIGNED_OUTPUTS
 
 
-def best_choice(times: Times) -> Choice:
+def best_choice(times: Times) -> KernelChoice:
     """The layout whose best kernels lose least to the fastest there are, most steps having one row."""
     best: dict[str, list[tuple[float, str]]] = {}
     for layout in dict.fromkeys(layout for layout, _, _ in times):
@@ -179,7 +179,7 @@ def best_choice(times: Times) -> Choice:
         )
 
     chosen = min(best, key=loss)
-    return Choice(
+    return KernelChoice(
         chosen,
         tuple(kernel for _, kernel in best[chosen]),
         tuple(round(seconds * 1e6, 1) for seconds, _ in best[chosen]),

@@ -20,8 +20,8 @@ from swarm.model.files import locked, writing_to
 from swarm.model.linear.choice import (
     LAYOUTS,
     ROW_CLASSES,
-    Choice,
     Form,
+    KernelChoice,
     Shape,
     candidates,
     form_of,
@@ -35,9 +35,9 @@ from swarm.security.foreign import read_bounded
 
 _FILE = "kernels.json"
 _MOST_BYTES = 2**22
-_decoder = msgspec.json.Decoder(dict[str, Choice])
+_decoder = msgspec.json.Decoder(dict[str, KernelChoice])
 
-Measure = Callable[[Shape, Form], Choice]
+Measure = Callable[[Shape, Form], KernelChoice]
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ _log = logging.getLogger(__name__)
 class Chooser(Protocol):
     """Says what several weights get."""
 
-    def choose(self, shapes: Iterable[Shape], form: Form) -> dict[Shape, Choice]: ...
+    def choose(self, shapes: Iterable[Shape], form: Form) -> dict[Shape, KernelChoice]: ...
 
 
 class PlainChooser:
     """The layouts that every build of torch has."""
 
-    def choose(self, shapes: Iterable[Shape], form: Form) -> dict[Shape, Choice]:
+    def choose(self, shapes: Iterable[Shape], form: Form) -> dict[Shape, KernelChoice]:
         """The same for all."""
         return {shape: plain_choice(form_of(shape, form)) for shape in shapes}
 
@@ -63,7 +63,7 @@ class MeasuringChooser:
         self._file = folder / _FILE
         self._measure = measure
 
-    def choose(self, shapes: Iterable[Shape], form: Form) -> dict[Shape, Choice]:
+    def choose(self, shapes: Iterable[Shape], form: Form) -> dict[Shape, KernelChoice]:
         """What was measured, now or before; plain kernels where that cannot be kept.
 
         Processes that start at the same time measure one after the other, and then what none has yet.
@@ -77,7 +77,7 @@ class MeasuringChooser:
             _log.warning("Kernels are not chosen by measuring, because the result cannot be kept: %s", error)
             return plain
 
-    def _known_or_measured(self, wanted: Mapping[Shape, Form]) -> dict[Shape, Choice]:
+    def _known_or_measured(self, wanted: Mapping[Shape, Form]) -> dict[Shape, KernelChoice]:
         known = self.known()
         if not all(_is_known(known, shape, form) for shape, form in wanted.items()):
             with locked(
@@ -90,21 +90,21 @@ class MeasuringChooser:
                 self._write(known)
         return {shape: known[_key(shape, form)] for shape, form in wanted.items()}
 
-    def known(self) -> dict[str, Choice]:
+    def known(self) -> dict[str, KernelChoice]:
         """What is remembered; nothing when the file is missing or damaged, and then it is measured anew."""
         try:
             return _decoder.decode(read_bounded(self._file, _MOST_BYTES))
         except (OSError, ValueError):  # msgspec's errors are ValueErrors
             return {}
 
-    def _write(self, choices: dict[str, Choice]) -> None:
+    def _write(self, choices: dict[str, KernelChoice]) -> None:
         unfinished = self._file.with_suffix(f".{os.getpid()}")
         with writing_to(self._file):
             unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(choices)) + b"\n")
             unfinished.replace(self._file)
 
 
-def known_choices(folder: Path) -> dict[str, Choice]:
+def known_choices(folder: Path) -> dict[str, KernelChoice]:
     """What was measured on this machine with this build of torch, by threads, format and shape."""
     own = f"{processor()} | torch {build()} | "
     known = MeasuringChooser(folder).known()
@@ -119,7 +119,7 @@ def _key(shape: Shape, form: Form) -> str:
     return f"{processor()} | torch {build()} | {measured}"
 
 
-def _is_known(known: Mapping[str, Choice], shape: Shape, form: Form) -> bool:
+def _is_known(known: Mapping[str, KernelChoice], shape: Shape, form: Form) -> bool:
     """Whether there is a choice that can be used: another version may have known other kernels."""
     choice = known.get(_key(shape, form))
     layout = LAYOUTS.get(choice.layout) if choice else None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swarm.model.linear.choice import LAYOUTS, Choice, Shape, row_class
+from swarm.model.linear.choice import LAYOUTS, KernelChoice, Shape, row_class
 from swarm.model.linear.layouts import Kernel, Packed, packed_bytes
 
 
@@ -13,7 +13,7 @@ class Linear:
     """rows @ weight.T + bias."""
 
     shape: Shape
-    choice: Choice
+    choice: KernelChoice
     bias: Tensor | None  # [out]
     packed: Packed
     kernels: tuple[Kernel, ...]  # by class of rows
@@ -31,7 +31,7 @@ class Linear:
         return f"{self.shape} {self.choice.layout} {' '.join(self.choice.kernels)}"
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, choice: Choice) -> Linear:
+def pack_linear(weight: Tensor, bias: Tensor | None, choice: KernelChoice) -> Linear:
     """Pack a weight [out, in] as was chosen; whoever gave it should let go of it."""
     layout = LAYOUTS[choice.layout]
     by_name = {kernel.name: kernel for kernel in layout.kernels}

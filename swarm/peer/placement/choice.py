@@ -47,14 +47,14 @@ class Ability:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Placement:
     """A span, and how much a peer helps by hosting it; in the weights above."""
 
     span: Span
     gain: float
 
 
-def choose(claims: Claims, num_blocks: int, ability: Ability) -> Choice:
+def choose(claims: Claims, num_blocks: int, ability: Ability) -> Placement:
     """The best span for a peer that is not among the claims, or whose claim there is still a wish."""
     others = claims.without(ability.peer)
     cover = Cover.of(others.only(~others.choosing), num_blocks)
@@ -77,7 +77,7 @@ def _going_first(claims: Claims, own: PeerId) -> list[Ability]:
     ]
 
 
-def best_window(cover: Cover, ability: Ability, typical: float) -> Choice:
+def best_window(cover: Cover, ability: Ability, typical: float) -> Placement:
     """The window that helps most beside what is there, whichever of its lengths that has."""
     gains = {
         length: _gains(cover, ability, length, typical)
@@ -90,7 +90,7 @@ def best_window(cover: Cover, ability: Ability, typical: float) -> Choice:
         for start in np.flatnonzero(each >= best - AS_GOOD_AS_EQUAL * abs(best))
     ]
     length, start = max(candidates, key=lambda each: _preference(cover, ability.peer, *each))
-    return Choice(Span(start, start + length), float(gains[length][start]))
+    return Placement(Span(start, start + length), float(gains[length][start]))
 
 
 def gain_of(cover: Cover, ability: Ability, span: Span, typical: float) -> float:

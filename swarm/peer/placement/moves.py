@@ -9,7 +9,7 @@ lets anything go: of two that rely on each other, at least the later one sees it
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from swarm.peer.placement.choice import Ability, Choice, best_window, gain_of
+from swarm.peer.placement.choice import Ability, Placement, best_window, gain_of
 from swarm.peer.placement.cover import SETTLED_AFTER_S, YOUNGEST_S, Claims, Cover, typical_rate
 from swarm.values import PeerId, Span
 
@@ -20,7 +20,7 @@ SWARM_LOOKS_EVERY_S = 1.0  # all peers of a model together, however many they ar
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PresentPlace:
     """Where a peer is now, how long it has been up, and what a move would cost it."""
 
     span: Span
@@ -28,7 +28,9 @@ class Standing:
     load_s: float  # to load as many blocks as it hosts, and to measure them
 
 
-def better_place(claims: Claims, num_blocks: int, ability: Ability, standing: Standing) -> Choice | None:
+def better_place(
+    claims: Claims, num_blocks: int, ability: Ability, standing: PresentPlace
+) -> Placement | None:
     """Where the peer should move to; None when it should stay, as nearly always."""
     others = claims.without(ability.peer)
     cover = Cover.of(others, num_blocks)
