@@ -240,7 +240,7 @@ class LiveReply:
         choice.hops, choice.resumes = generation.reply.hops, generation.reply.resumes
         await _take_scores(choice, generation)
         news = choice.end_empty(generation.reply.finish_reason)
-        self._tell(*map(msgspec.json.encode, self.plan.dialect.events(news)))
+        self._tell(*self.plan.dialect.events(news))
 
     def _generation(self, choice: Choice) -> Generation:
         plan = self.plan
