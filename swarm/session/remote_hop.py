@@ -60,7 +60,7 @@ KEEP_ALIVE_S = 15.0  # several times within what a peer tolerates
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _StepOut:
     """The step that is out."""
 
     id: int
@@ -93,7 +93,7 @@ class RemoteHop:
         self.on_lost: Callable[[HopLost], None] = lambda error: None
         self._channel = channel
         self._settings = settings
-        self._waiting: _Waiting | None = None
+        self._waiting: _StepOut | None = None
         self._lost: HopLost | None = None
         self._heard_at = self._sent_at = _now()
         self._step_id = settings.epoch << 32  # a later take never repeats an id of an earlier one
@@ -136,7 +136,7 @@ class RemoteHop:
         reply_bytes = len(body) * reply_tokens // len(hidden)
         carried_s = (len(body) + reply_bytes) / self.bytes_per_s  # no beat can come meanwhile
         answer = asyncio.get_running_loop().create_future()
-        self._waiting = _Waiting(step.id, reply_tokens, answer, len(hidden), started_at + carried_s)
+        self._waiting = _StepOut(step.id, reply_tokens, answer, len(hidden), started_at + carried_s)
         try:
             await self._send(step, body)
             output, reply = await self._answer(answer, started_at, len(hidden), carried_s)
