@@ -157,6 +157,8 @@ class SessionTable:
             )
         if end <= session.granted_tokens:
             return []
+        if self._sessions.get(session.id) is not session:
+            raise session.ended or _no_memory()  # nobody makes room for what is gone
         given_up = self._to_be_given_up(session, self._growth_bytes(session, least_capacity(end)))
         for each in given_up:
             each.ended = _no_memory()

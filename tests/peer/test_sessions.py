@@ -273,3 +273,17 @@ def test_a_closed_session_frees_its_memory(table, model):
     assert sessions.used_bytes > 0
     sessions.close(session)
     assert (len(sessions), sessions.used_bytes) == (0, 0)
+
+
+def test_nobody_is_given_up_for_a_session_that_is_gone(table):
+    sessions = table(tokens=100)
+    gone = sessions.open(ask("gone"), CLIENT, 0.0)
+    sessions.close(gone)
+    with pytest.raises(SessionRefused):
+        sessions.reserve(gone, 50)
+    waiting = sessions.open(ask("waiting"), OTHER, 1.0)
+    fill(sessions, waiting, 60)
+    sessions.detach(waiting, 0, 2.0)
+    with pytest.raises(SessionRefused):
+        sessions.reserve(gone, 90)
+    assert list(sessions.all()) == [waiting]
