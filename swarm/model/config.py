@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from swarm.errors import UnsupportedModel, UsageError
 from swarm.model.architectures.registry import Family, causal_model_names, family_of
-from swarm.model.architectures.traits import PLAIN, BlockNames, Design, Windows
+from swarm.model.architectures.traits import PLAIN, BlockNames, Design, Experts, Windows
 from swarm.model.fields import Fields, brief, read_fields
 from swarm.model.ranges import MAX_ATTENTION_WIDTH
 from swarm.model.rope import Rope, extended_context, read_rope
@@ -92,11 +92,14 @@ class ModelConfig:
         if "ropes" in kept:
             kept["ropes"] = [None if rope is None else _non_default(rope) for rope in self.ropes]
         if "design" in kept:
-            kept["design"] = {**_non_default(self.design), "names": _non_default(self.design.names)}
+            design = {**_non_default(self.design), "names": _non_default(self.design.names)}
+            if self.design.experts is not None:
+                design["experts"] = _non_default(self.design.experts)
+            kept["design"] = design
         return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _non_default(value: ModelConfig | Rope | Design | BlockNames) -> dict[str, object]:
+def _non_default(value: ModelConfig | Rope | Design | BlockNames | Experts) -> dict[str, object]:
     return {
         each.name: getattr(value, each.name)
         for each in dataclasses.fields(value)

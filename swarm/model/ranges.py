@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 MAX_ATTENTION_WIDTH = 2**18  # heads times their size
+MAX_EXPERTS = 2**15  # of all blocks together: each has tensors that are named
 
 
 class Range(NamedTuple):
@@ -37,6 +38,12 @@ RANGES: Mapping[str, Range] = {
     "max_window_layers": Range(0, 1024),
     "hidden_size": Range(1, 2**17),
     "intermediate_size": Range(1, 2**20),
+    "moe_intermediate_size": Range(1, 2**20),
+    "shared_expert_intermediate_size": Range(1, 2**20),
+    "num_experts": Range(1, 2**12),
+    "num_local_experts": Range(1, 2**12),
+    "num_experts_per_tok": Range(1, 2**12),
+    "decoder_sparse_step": Range(1, 1024),
     "num_attention_heads": Range(1, 2**12),
     "num_key_value_heads": Range(1, 2**12),
     "head_dim": Range(2, 2**12),

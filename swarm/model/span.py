@@ -16,10 +16,11 @@ from swarm.model.attention import Scores, Segment, attend, tiles
 from swarm.model.cache import KVCache
 from swarm.model.config import ModelConfig
 from swarm.model.dtypes import dtype_name
-from swarm.model.layers import Norm, activation_of
+from swarm.model.layers import Norm
 from swarm.model.linear.layouts import Quantization, multiplies_natively
 from swarm.model.linear.linear import Linear
 from swarm.model.linear.machine import fingerprint
+from swarm.model.mlp import Mixture, Mlp
 from swarm.model.rotary import Rotary, RotaryTables, rotate_
 from swarm.values import Span
 
@@ -34,7 +35,7 @@ class SpanStep:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """The tensors of one block; q, k, v and gate, up stacked into one matrix each."""
+    """The tensors of one block; q, k, v stacked into one matrix."""
 
     input_norm: Norm | None  # [hidden]
     qkv_proj: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -43,21 +44,20 @@ class BlockWeights:
     o_proj: Linear  # [hidden, heads * head_dim]
     attention_out_norm: Norm | None  # [hidden]
     mlp_norm: Norm | None  # [hidden]
-    gate_up_proj: Linear  # [2 * intermediate, hidden]; [intermediate, hidden] without a gate
-    down_proj: Linear  # [hidden, intermediate]
+    mlp: Mlp | Mixture
     mlp_out_norm: Norm | None  # [hidden]
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Its linear layers."""
-        return (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
+        return (self.qkv_proj, self.o_proj, *self.mlp.linears)
 
     @property
     def size_bytes(self) -> int:
         """Memory held."""
         around = (self.input_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
         norms = sum(norm.size_bytes for norm in (*around, self.q_norm, self.k_norm) if norm is not None)
-        return norms + sum(linear.size_bytes for linear in self.linears)
+        return norms + self.mlp.unpacked_bytes + sum(linear.size_bytes for linear in self.linears)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,6 @@ class SpanModel:
         ropes = list(dict.fromkeys(config.rope_of(block) for block in span))
         self._rope_kinds = [ropes.index(config.rope_of(block)) for block in span]
         self._rotaries = [None if rope is None else Rotary(rope, config.head_dim, dtype) for rope in ropes]
-        self._activate = activation_of(config.design.activation, config.design.gated_mlp)
         self._scores = Scores(config.design.attention_scale, config.design.attention_softcap)
         # Without native fp16, torch's attention in it is three times slower than in fp32; in bf16 it is not.
         widen = dtype == torch.float16 and not multiplies_natively(dtype)
@@ -143,8 +142,7 @@ class SpanModel:
         self._add(hidden, mixed, weights.attention_out_norm)
         if not config.design.parallel_residual:
             normed = _normed(hidden, weights.mlp_norm)
-        out = weights.down_proj(self._activate(weights.gate_up_proj(normed)))
-        self._add(hidden, out, weights.mlp_out_norm)
+        self._add(hidden, weights.mlp(normed), weights.mlp_out_norm)
 
     def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> None:
         hidden.add_(_normed(out, norm), alpha=self.config.design.residual_multiplier)

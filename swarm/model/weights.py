@@ -22,12 +22,13 @@ from swarm.model.config import ModelConfig, read_config
 from swarm.model.dtypes import dtype_name
 from swarm.model.fields import MAX_TOKENIZER_BYTES, read_fields, read_text
 from swarm.model.head import Head
-from swarm.model.layers import Norm
+from swarm.model.layers import Norm, activation_of
 from swarm.model.linear.choice import Form, KernelChoice, Shape, form_of
 from swarm.model.linear.chooser import Chooser, PlainChooser
 from swarm.model.linear.layouts import Quantization
 from swarm.model.linear.linear import Linear, pack_linear
 from swarm.model.linear.quantized import INT4_BYTES_PER_WEIGHT, INT8_BYTES_PER_OUTPUT
+from swarm.model.mlp import Mixture, Mlp
 from swarm.model.span import BlockWeights, SpanModel
 from swarm.model.tokenizer_file import named_beside
 from swarm.model.tokenizer_source import OLDER_FILES
@@ -139,21 +140,48 @@ def _are_tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
 
 def block_tensors(config: ModelConfig, block: int) -> dict[str, TensorShape]:
     """Names and shapes of one block's tensors, as Hugging Face has them."""
-    names, (qkv, output, gate_up, down) = config.design.names, linear_shapes(config)
-    keys = config.num_kv_heads * config.head_dim
-    inner = [config.intermediate_size] * (1 + config.design.gated_mlp)
+    names, hidden = config.design.names, config.hidden_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes = _norm_shapes(config)
-    for parts, outputs, inputs, has_bias in (
-        (names.qkv, [output.inputs, keys, keys], qkv.inputs, config.qkv_bias),
-        ((names.output,), [output.outputs], output.inputs, config.output_bias),
-        (names.gate_up, inner, gate_up.inputs, config.mlp_bias),
-        ((names.down,), [down.outputs], down.inputs, config.mlp_bias),
-    ):
+    projections: list[_Projection] = [
+        (names.qkv, [queries, keys, keys], hidden, config.qkv_bias),
+        ((names.output,), [hidden], queries, config.output_bias),
+    ]
+    for gate_up, down, width in mlp_names(config):
+        inner = [width] * (1 + config.design.gated_mlp)
+        projections += [
+            (gate_up, inner, hidden, config.mlp_bias),
+            ((down,), [hidden], width, config.mlp_bias),
+        ]
+    for parts, outputs, inputs, has_bias in projections:
         for name, rows in zip(parts, outputs if len(parts) > 1 else [sum(outputs)], strict=True):
             shapes[f"{name}.weight"] = (rows, inputs)
             if has_bias:
                 shapes[f"{name}.bias"] = (rows,)
+    if (experts := config.design.experts) is not None:
+        shapes[f"{experts.place}.gate.weight"] = (experts.count, hidden)
+        if experts.shared_width:
+            shapes[f"{experts.place}.shared_expert_gate.weight"] = (1, hidden)
     return {f"model.layers.{block}.{name}": shape for name, shape in shapes.items()}
+
+
+_Projection = tuple[
+    tuple[str, ...], list[int], int, bool
+]  # names, rows of each, columns, whether with biases
+
+
+def mlp_names(config: ModelConfig) -> list[tuple[tuple[str, ...], str, int]]:
+    """For each MLP of a block, the one or the experts, the shared one last: gate and up, down, and width."""
+    names, experts = config.design.names, config.design.experts
+    if experts is None:
+        return [(names.gate_up, names.down, config.intermediate_size)]
+    places = [(f"{experts.place}.experts.{index}", experts.width) for index in range(experts.count)]
+    if experts.shared_width:
+        places.append((f"{experts.place}.shared_expert", experts.shared_width))
+    return [
+        (tuple(f"{place}.{name}" for name in experts.gate_up), f"{place}.{experts.down}", width)
+        for place, width in places
+    ]
 
 
 def _norm_shapes(config: ModelConfig) -> dict[str, TensorShape]:
@@ -183,14 +211,17 @@ def block_tensor_names(config: ModelConfig, span: Span) -> list[str]:
 
 
 def linear_shapes(config: ModelConfig) -> list[Shape]:
-    """Of the linear layers of every block: q, k, v stacked; o; gate, up stacked (or up alone); down."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    """Of the linear layers of every block: q, k, v stacked; o; and of each MLP gate, up stacked; down."""
+    hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return [
         Shape(queries + 2 * keys, hidden),
         Shape(hidden, queries),
-        Shape((1 + config.design.gated_mlp) * inner, hidden),
-        Shape(hidden, inner),
+        *(
+            shape
+            for _, _, width in mlp_names(config)
+            for shape in (Shape((1 + config.design.gated_mlp) * width, hidden), Shape(hidden, width))
+        ),
     ]
 
 
@@ -381,6 +412,13 @@ def _load_block(
     def linear(*names: str) -> Linear:
         return loader.linear([f"{layer}.{name}" for name in names], shapes, choices)
 
+    def linear_pair(gate_up: tuple[str, ...], down: str, _: int) -> Mlp:
+        return Mlp(linear(*gate_up), linear(down), activate)
+
+    def gate(name: str) -> Tensor:
+        return loader.tensor(f"{layer}.{name}.weight", shapes[f"{layer}.{name}.weight"])
+
+    activate = activation_of(config.design.activation, config.design.gated_mlp)
     names = config.design.names
     return BlockWeights(
         input_norm=norm(names.input_norm),
@@ -390,7 +428,22 @@ def _load_block(
         o_proj=linear(names.output),
         attention_out_norm=norm(names.attention_out_norm),
         mlp_norm=norm(names.mlp_norm),
-        gate_up_proj=linear(*names.gate_up),
-        down_proj=linear(names.down),
+        mlp=_as_mlp(config, [linear_pair(*each) for each in mlp_names(config)], gate),
         mlp_out_norm=norm(names.mlp_out_norm),
+    )
+
+
+def _as_mlp(config: ModelConfig, mlps: list[Mlp], gate: Callable[[str], Tensor]) -> Mlp | Mixture:
+    """A block's MLPs as one; `gate` reads a small tensor by name."""
+    experts = config.design.experts
+    if experts is None:
+        return mlps[0]
+    shared = bool(experts.shared_width)
+    return Mixture(
+        router=gate(f"{experts.place}.gate"),
+        experts=tuple(mlps[: experts.count]),
+        per_row=experts.per_token,
+        normalised=experts.normalised,
+        shared=mlps[-1] if shared else None,
+        shared_gate=gate(f"{experts.place}.shared_expert_gate") if shared else None,
     )

@@ -107,7 +107,7 @@ def test_a_config_of_nothing_but_its_family_has_transformers_defaults(tmp_path, 
     assert (ours.rope.theta, ours.rope.type) == (recipe["rope_theta"], recipe["rope_type"])
     assert ours.rope.share == recipe.get("partial_rotary_factor", 1.0)
     kinds = getattr(theirs, "layer_types", None) or [None] * ours.num_blocks
-    every = "sliding_attention" if family in ("mistral", "starcoder2", "phi3") else None
+    every = "sliding_attention" if family in ("mistral", "starcoder2", "phi3", "mixtral") else None
     sliding = [theirs.sliding_window if (kind or every) == "sliding_attention" else None for kind in kinds]
     assert [ours.window(block) for block in range(ours.num_blocks)] == sliding
 
@@ -141,7 +141,7 @@ def test_a_senseless_field_is_named(tmp_path, field, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mixtral"}, "'mixtral'.* Supported: cohere2, gemma2, .*, starcoder2"),
+        ({"model_type": "gpt_oss"}, "'gpt_oss'.* Supported: cohere2, gemma2, .*, starcoder2"),
         (
             {"rope_scaling": {"rope_type": "mrope"}},
             "'mrope'.* Supported: default, linear, dynamic, llama3, yarn",
@@ -163,6 +163,8 @@ def test_a_senseless_field_is_named(tmp_path, field, value):
         ({"is_causal": False}, "not causal"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "looks ahead"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "only some have experts"),
+        ({"model_type": "qwen2_moe", "decoder_sparse_step": 2}, "only some have experts"),
         ({"model_type": "stablelm", "qk_layernorm": True}, "norm of its own for each head"),
         ({"model_type": "gemma2", "auto_map": {"AutoModelForCausalLM": "m.Gemma2ForCausalLM"}}, "auto_map"),
         ({"model_type": "phi3", "architectures": ["Phi3ForSequenceClassification"]}, "Phi3ForSequence"),
@@ -318,6 +320,8 @@ def test_qwen3_has_its_own_head_size_unless_the_config_says_so(tmp_path):
         ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
         ("granite", {"logits_scaling": 0}, "logits_scaling"),
         ("cohere2", {"logit_scale": None}, "logit_scale"),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("mixtral", {"num_local_experts": 4096, "num_hidden_layers": 1000}, "num_local_experts"),
         ("ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "llama_4_scaling_beta"),
     ],
 )

@@ -102,7 +102,9 @@ def test_a_failure_in_the_last_block_leaves_every_cache_where_it_was(model, monk
         model.forward([SpanStep(cache, rows(4))])
     broken = pack_linear(torch.zeros(48, 7), None, plain_choice(Form(torch.float32)))
     last = model._blocks[-1]
-    monkeypatch.setattr(model, "_blocks", (*model._blocks[:-1], replace(last, down_proj=broken)))
+    monkeypatch.setattr(
+        model, "_blocks", (*model._blocks[:-1], replace(last, mlp=replace(last.mlp, down_proj=broken)))
+    )
     with pytest.raises(RuntimeError):
         model.forward([SpanStep(cache, rows(1, 9)) for cache in caches])
     assert [cache.position for cache in caches] == [4, 4]
@@ -124,15 +126,14 @@ def test_16_bit_weights_come_close_to_fp32(directory, model, dtype):
 
 def rounded(model: SpanModel, quantization) -> SpanModel:
     """The model with the weights that the quantised ones stand for, computed as any other."""
-    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     blocks = []
     for block in model._blocks:
-        linears = {name: getattr(block, name) for name in names}
-        packed = {
-            name: pack_linear(stands_for(linear.packed[0], quantization), linear.bias, linear.choice)
-            for name, linear in linears.items()
-        }
-        blocks.append(replace(block, **packed))
+        packed = [
+            pack_linear(stands_for(linear.packed[0], quantization), linear.bias, linear.choice)
+            for linear in block.linears
+        ]
+        mlp = replace(block.mlp, gate_up_proj=packed[2], down_proj=packed[3])
+        blocks.append(replace(block, qkv_proj=packed[0], o_proj=packed[1], mlp=mlp))
     return SpanModel(model.config, model.span, blocks, model.dtype)
 
 

@@ -17,6 +17,7 @@ from swarm.model.weights import build_manifest, load_head, load_span
 from swarm.testing.tiny_models import ROPES, VOCAB_SIZE, TinyModel, write_tiny_model
 from swarm.values import Span
 
+MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 FAMILIES = {
     "llama": {},
     "llama with biases": {"attention_bias": True, "mlp_bias": True},
@@ -55,6 +56,9 @@ FAMILIES = {
         "logits_scaling": 0.5,
     },
     "ministral": {"sliding_window": 5},
+    "mixtral": {"num_local_experts": 4, "sliding_window": 7},
+    "qwen2_moe": {**MIXTURE, "shared_expert_intermediate_size": 40, "norm_topk_prob": True},
+    "qwen3_moe": MIXTURE,
     "olmo2": {"num_key_value_heads": 3},
     "phi3": {"sliding_window": 9, "partial_rotary_factor": 0.5},
     "smollm3": {"tie_word_embeddings": True},

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm.errors import BrokenModel, ManifestMismatch, UnsupportedModel, UsageError
 from swarm.model import checkpoint
+from swarm.model.architectures.registry import SUPPORTED_MODEL_TYPES
 from swarm.model.config import ModelConfig, read_config
 from swarm.model.head import Head
 from swarm.model.linear.linear import pack_linear
@@ -118,6 +119,16 @@ def test_sizes_are_known_before_loading(directory, dtype):
         config, SPAN, dtype
     )
     assert load_head(directory, config, dtype=dtype).weights_bytes == head_size_bytes(config, dtype)
+
+
+@pytest.mark.parametrize("family", SUPPORTED_MODEL_TYPES)
+def test_sizes_of_every_family_are_known_before_loading(tmp_path, family):
+    few = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = write_tiny_model(tmp_path, TinyModel(family=family, overrides={"sliding_window": 8, **few}))
+    model = load_span(tmp_path, config, SPAN, dtype=torch.float32)
+    assert model.weights_bytes == span_size_bytes(config, SPAN, torch.float32)
+    head = load_head(tmp_path, config, dtype=torch.float32, manifest=build_manifest(tmp_path))
+    assert head.weights_bytes == head_size_bytes(config, torch.float32)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

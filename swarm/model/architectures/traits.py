@@ -10,6 +10,7 @@ from typing import Literal
 
 from swarm.errors import UnsupportedModel
 from swarm.model.fields import Fields, brief
+from swarm.model.ranges import MAX_EXPERTS
 from swarm.model.rope import Rope
 
 Windows = tuple[int | None, ...]
@@ -45,6 +46,20 @@ class BlockNames:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of every block's MLP, and what its tensors are called."""
+
+    count: int
+    per_token: int
+    width: int  # of one expert's inner rows
+    normalised: bool = False  # the shares of the chosen sum to 1
+    shared_width: int = 0  # of the one that every token takes; 0 for none
+    place: str = "mlp"
+    gate_up: tuple[str, str] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class Design:
     """How blocks and ends are computed, as far as it is not the plain decoder's way."""
 
@@ -60,6 +75,7 @@ class Design:
     logit_multiplier: float = 1.0
     logit_softcap: float | None = None
     names: BlockNames = BlockNames()
+    experts: Experts | None = None
 
 
 PLAIN = Design()
@@ -117,6 +133,23 @@ def refuse_set(fields: Fields, name: str, what: str) -> None:
     """Raise `UnsupportedModel` where a flag asks for something that is not computed."""
     if fields.flag(name, False):
         raise UnsupportedModel(f"{what}, as {name} in {fields.path} asks for, is not supported")
+
+
+def read_experts(fields: Fields, count_key: str, width_key: str) -> tuple[int, int, int]:
+    """How many experts, how many for each token, and their width.
+
+    Raises `UnsupportedModel` where some blocks have none, `BrokenModel` where numbers do not fit.
+    """
+    if fields.raw("mlp_only_layers") or fields.count_or("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModel(
+            f"Blocks of which only some have experts, as in {fields.path}, are not supported"
+        )
+    count, per_token = fields.count(count_key), fields.count("num_experts_per_tok")
+    if per_token > count:
+        raise fields.broken("num_experts_per_tok", f"is {per_token}, of {count} experts")
+    if count * fields.count("num_hidden_layers") > MAX_EXPERTS:
+        raise fields.broken(count_key, f"is {count} for each block: more than {MAX_EXPERTS:,} in all")
+    return count, per_token, fields.count(width_key)
 
 
 def layer_types_every(fields: Fields, period: int) -> list[str]:
