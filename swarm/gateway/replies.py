@@ -14,6 +14,7 @@ KEPT_S = 300.0  # how long a reader may stay away
 KEPT_BYTES = 64 * 2**20  # of all that they hold
 CONVERSATION_BYTES = 64 * 2**20  # of all conversations that may be gone on with
 CONVERSATION_BYTES_PER_KEY = 16 * 2**20
+KEEPING_BYTES = 4096  # counted for each besides its words: many short ones cost time, too
 
 
 @dataclass(slots=True)
@@ -74,6 +75,11 @@ class _KeptConversation:
     owner: str
     messages: bytes  # as JSON
 
+    @property
+    def size_bytes(self) -> int:
+        """What keeping it takes, itself included."""
+        return len(self.messages) + KEEPING_BYTES
+
 
 @dataclass(slots=True)
 class Conversations:
@@ -117,11 +123,11 @@ class Conversations:
         return True
 
     def _shrink(self, ids: list[str], limit_bytes: int) -> None:
-        held = sum(len(self._kept[each].messages) for each in ids)
+        held = sum(self._kept[each].size_bytes for each in ids)
         for each in ids:
             if held <= limit_bytes:
                 return
-            held -= len(self._kept.pop(each).messages)
+            held -= self._kept.pop(each).size_bytes
 
 
 def _now() -> float:

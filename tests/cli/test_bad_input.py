@@ -118,11 +118,11 @@ BAD_FILES = {
     "unsupported architecture": (
         configured(model_type="gpt_neox"),
         "The model type 'gpt_neox' in {}/config.json is not supported. "
-        "Supported: llama, mistral, qwen2, qwen3.",
+        "Supported: cohere2, gemma2, ",
     ),
     "unsupported rotary embedding": (
-        configured(rope_scaling={"rope_type": "longrope"}),
-        "The rotary embedding 'longrope' in {}/config.json is not supported. Supported: default, linear, ",
+        configured(rope_scaling={"rope_type": "su"}),
+        "The rotary embedding 'su' in {}/config.json is not supported. Supported: default, ",
     ),
 }
 

@@ -184,7 +184,7 @@ async def test_what_is_not_stored_or_deleted_or_anothers_cannot_be_gone_on_from(
 
 async def test_conversations_are_kept_within_bounds(serve):
     async with serve() as served:
-        served.gateway.conversations.kept_bytes_per_key = 3_000
+        served.gateway.conversations.kept_bytes_per_key = 25_000
         ids = [(await ask(served, input=f"{n} " * 250, max_output_tokens=2))["id"] for n in range(9)]
         found = []
         for each in ids:
