@@ -117,8 +117,7 @@ BAD_FILES = {
     ),
     "unsupported architecture": (
         configured(model_type="gpt_neox"),
-        "The model type 'gpt_neox' in {}/config.json is not supported. "
-        "Supported: cohere2, gemma2, ",
+        "The model type 'gpt_neox' in {}/config.json is not supported. Supported: cohere2, gemma2, ",
     ),
     "unsupported rotary embedding": (
         configured(rope_scaling={"rope_type": "su"}),
