@@ -115,7 +115,7 @@ async def _guarded(request: web.Request, handler: Handler, door: Door) -> web.St
 
 def _credentials(request: web.Request) -> str | None:
     """As `Authorization` has them; Anthropic's clients have a header of their own."""
-    own = request.headers.get("X-API-ApiKey")
+    own = request.headers.get("X-API-Key")
     return request.headers.get("Authorization") or (f"Bearer {own}" if own else None)
 
 

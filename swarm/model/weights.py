@@ -68,6 +68,7 @@ def load_span(
     check_config(config, manifest)
     form = Form(dtype, quantization)
     needed_bytes = span_size_bytes(config, span, dtype, quantization)
+    check_files(directory, config, span)  # a shape that no file has needs no memory
 
     def fix(free_bytes: int) -> str:
         fitting = free_bytes * len(span) // needed_bytes

@@ -17,7 +17,7 @@ from swarm.bench.chaos.harness import Harness, HarnessPeer
 SETTLE_S = 6.0
 MEMORY_SLACK_BYTES = 64 * 2**20
 SPARE_FILES = 4  # files that libraries open for good at their first use
-_CLIENT_FOLDERS = ("client", "network")
+_CLIENT_FOLDERS = ("client", "session", "network")
 _SWARM = Path(__file__).parents[2]
 
 
@@ -25,6 +25,7 @@ _SWARM = Path(__file__).parents[2]
 class Baseline:
     """How things were before."""
 
+    children: frozenset[int]  # pids: of whoever runs the scenario, besides
     listening: int
     files: int
     memory: dict[int, int]  # pid -> resident bytes
@@ -34,6 +35,7 @@ class Baseline:
     async def take(cls, harness: Harness) -> "Baseline":
         """As things are now."""
         return cls(
+            children=frozenset(child.pid for child in psutil.Process().children()),
             listening=_listening(),
             files=_files(harness),
             memory={pid: _memory(pid) for pid in harness.expected_pids},
@@ -45,7 +47,7 @@ async def left_behind(harness: Harness, before: Baseline, disturbed: Iterable[Ha
     """One sentence for everything that should have gone and has not."""
     spoiled = set(disturbed)
     checks: list[Callable[[], Awaitable[list[str]]]] = [
-        lambda: _processes(harness),
+        lambda: _processes(harness, before),
         lambda: _sessions(harness, before, spoiled),
         lambda: _own(harness, before),
     ]
@@ -58,7 +60,7 @@ async def left_behind(harness: Harness, before: Baseline, disturbed: Iterable[Ha
         await asyncio.sleep(0.2)
 
 
-async def _processes(harness: Harness) -> list[str]:
+async def _processes(harness: Harness, before: Baseline) -> list[str]:
     lines = []
     for peer in harness.everybody:
         for past in peer.past[:-1]:
@@ -66,7 +68,8 @@ async def _processes(harness: Harness) -> list[str]:
             if past.socket_directory.exists():
                 lines.append(f"the socket directory of an ended {peer.name} is still there")
     own = psutil.Process().children()
-    strangers = [child for child in own if child.pid not in harness.expected_pids]
+    expected = harness.expected_pids | before.children
+    strangers = [child for child in own if child.pid not in expected]
     return lines + [f"process {child.pid} ({child.name()}) of the client still runs" for child in strangers]
 
 
