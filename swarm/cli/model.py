@@ -4,12 +4,14 @@ Torch and the model floor are imported when a command runs. Results go to stdout
 """
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
 from swarm.cli.fetching import MANIFEST_HELP, pull_parts, pull_whole
 from swarm.cli.output import print_json, print_result, progress
+from swarm.cli.runtime import run_command
 from swarm.config import store_root
 from swarm.errors import UsageError
 from swarm.values import Span, format_size, parse_span
@@ -132,6 +134,40 @@ def show(model: str, as_json: bool) -> None:
         print_json(facts)
     else:
         _print_facts(facts)
+
+
+@command.command("check")
+@_model_argument
+@_json_option
+def check(model: str, as_json: bool) -> None:
+    """Say whether a model can be hosted, by its configuration alone, and what a block and the ends need.
+
+    MODEL is here already, a directory, or ORG/NAME[@REVISION], of which only the small files are fetched.
+    Where it cannot be hosted, this says why and fails.
+    """
+    from swarm.model.config import read_config
+
+    with TemporaryDirectory() as scratch:
+        config = read_config(_small_files(model, Path(scratch)))
+    facts = {"model": model, **_describe(config)}
+    if as_json:
+        print_json(facts)
+    else:
+        print_result(f"{model} can be hosted, as far as its configuration says")
+        _print_facts(facts)
+
+
+def _small_files(model: str, scratch: Path) -> Path:
+    """The directory of a model, or `scratch` with all of a hub's model but its weights."""
+    from swarm.model import store
+    from swarm.model.hub import fetch_without_weights, parse_hub_name
+
+    on_hub = parse_hub_name(model)
+    if on_hub is None or Path(model).is_dir():
+        return Path(model) if Path(model).is_dir() else store.resolve(model, store_root())
+    with progress(unit_is_bytes=True) as show:
+        run_command(fetch_without_weights(on_hub, scratch, show))
+    return scratch
 
 
 @command.command("list")

@@ -87,6 +87,8 @@ class SpanModel:
         ropes = list(dict.fromkeys(config.rope_of(block) for block in span))
         self._rope_kinds = [ropes.index(config.rope_of(block)) for block in span]
         self._rotaries = [None if rope is None else Rotary(rope, config.head_dim, dtype) for rope in ropes]
+        self._residual = config.design.residual_multiplier
+        self._parallel = config.design.parallel_residual
         self._scores = Scores(config.design.attention_scale, config.design.attention_softcap)
         # Without native fp16, torch's attention in it is three times slower than in fp32; in bf16 it is not.
         widen = dtype == torch.float16 and not multiplies_natively(dtype)
@@ -140,12 +142,12 @@ class SpanModel:
         segments = shared.segments[config.window(block)]
         mixed = self._attention(weights, cache_index, normed, rotary, segments)
         self._add(hidden, mixed, weights.attention_out_norm)
-        if not config.design.parallel_residual:
+        if not self._parallel:
             normed = _normed(hidden, weights.mlp_norm)
         self._add(hidden, weights.mlp(normed), weights.mlp_out_norm)
 
     def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> None:
-        hidden.add_(_normed(out, norm), alpha=self.config.design.residual_multiplier)
+        hidden.add_(out if norm is None else norm(out), alpha=self._residual)
 
     def _attention(
         self,

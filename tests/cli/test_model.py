@@ -71,6 +71,31 @@ def test_show_is_readable(imported, run):
     assert lines["manifest"] == imported["manifest"]
 
 
+def test_check_needs_only_a_configuration(run, tmp_path):
+    config = {"model_type": "qwen3_moe", "head_dim": 128, "num_experts": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    facts = json.loads(run("check", tmp_path, "--json"))
+    assert (facts["family"], facts["blocks"]) == ("qwen3_moe", 24)
+    experts = 16 * 3 * 2048 * 768
+    assert facts["block_bytes"]["bf16"] > 2 * experts
+    assert facts["head_bytes"]["bf16"] == 2 * (2 * 151_936 * 2048 + 2048)
+    assert run("check", tmp_path).startswith(f"{tmp_path} can be hosted")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "gpt_oss"}, "'gpt_oss'.*not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
+        ({"mlp_only_layers": [3]}, "only some have experts"),
+    ],
+)
+def test_check_says_why_a_model_cannot_be_hosted(run, tmp_path, changes, reason):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **changes}))
+    with pytest.raises(UnsupportedModel, match=reason):
+        run("check", tmp_path)
+
+
 def test_verify_agrees_with_a_whole_model(imported, run):
     assert json.loads(run("verify", "tiny", "--json"))["whole"] is True
     assert imported["manifest"] in run("verify", "tiny")
